@@ -1,0 +1,250 @@
+"""The one description of a model that is searched, built, measured, trained and exported."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from archsearch import registry
+from archsearch.config import ConfigError, Where, fill, load_yaml, save_yaml
+from archsearch.pattern import PatternError, compact, parse, repeat_to
+from archsearch.registry import MixerOptions
+
+FORMAT = 1
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPOptions:
+    """The feed-forward half of every block."""
+
+    type: Literal["swiglu"] = "swiglu"
+    intermediate_size: int
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Return the number of trainable parameters: gate, up and down projection."""
+        return 3 * hidden_size * self.intermediate_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundMixer:
+    """What a letter stands for: a registered mixer's name and its options."""
+
+    type: str
+    options: MixerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One block of the model, counted from 0."""
+
+    index: int
+    letter: str
+    type: str
+    options: MixerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Sizes, the expanded pattern (one letter per layer) and what its letters stand for.
+
+    `vocab_size` None leaves the vocabulary to the data; the embedding and the head then count as nothing.
+    """
+
+    hidden_size: int
+    vocab_size: int | None
+    pattern: str
+    mixers: Mapping[str, BoundMixer]
+    mlp: MLPOptions
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    init_std: float = 0.02
+
+    @classmethod
+    def from_dict(cls, values: object, where: Where) -> Architecture:
+        """Read plain values, as a YAML file holds them. Raises ConfigError."""
+        written = fill(_Written, values, where)
+        if written.format != FORMAT:
+            raise (where / "format").error(f"must be {FORMAT}; got {written.format}")
+        for name in ("hidden_size", "vocab_size", "norm_eps", "init_std"):
+            if (value := getattr(written, name)) is not None and value <= 0:
+                raise (where / name).error(f"must be positive; got {value}")
+        bound = {letter: _bind(values, where / f"mixers.{letter}") for letter, values in written.mixers.items()}
+        architecture = cls(
+            hidden_size=written.hidden_size,
+            vocab_size=written.vocab_size,
+            pattern="",
+            mixers=bound,
+            mlp=_mlp(written, where / "mlp"),
+            norm_eps=written.norm_eps,
+            tie_embeddings=written.tie_embeddings,
+            init_std=written.init_std,
+        ).with_pattern(written.pattern, written.num_layers, where / "pattern")
+        architecture.check(where)
+        return architecture
+
+    @classmethod
+    def load(cls, path: str | Path) -> Architecture:
+        """Read an architecture's file, or the architecture inside a search space or a training config."""
+        values, where = load_yaml(path), Where(str(path))
+        for key in ("model", "architecture"):
+            if isinstance(inner := values.get(key), Mapping):
+                values, where = dict(inner), where / key
+        return cls.from_dict(values, where)
+
+    def with_pattern(
+        self, text: str, num_layers: int | None = None, where: Where | None = None
+    ) -> Architecture:
+        """Return this architecture with another pattern; letters that it does not bind get their defaults.
+
+        Raises PatternError, or ConfigError in front of it where a place is given.
+        """
+        defaults = registry.default_letters()
+        try:
+            pattern = repeat_to(parse(text, {*self.mixers, *defaults}), num_layers)
+        except PatternError as error:
+            if where is None:
+                raise
+            raise where.error(str(error).removeprefix("pattern: ")) from None
+        unbound = sorted(set(pattern) - set(self.mixers))
+        added = {x: BoundMixer(type=defaults[x].name, options=defaults[x].options()) for x in unbound}
+        return dataclasses.replace(self, pattern=pattern, mixers={**self.mixers, **added})
+
+    def check(self, where: Where) -> None:
+        """Raise ConfigError, naming the letter, where a mixer's options cannot work at this hidden size."""
+        for letter, mixer in self.mixers.items():
+            try:
+                mixer.options.check(self.hidden_size)
+            except ValueError as error:
+                raise (where / f"mixers.{letter}").error(f"{mixer.type}: {error}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values that `from_dict` reads back; letters that do not occur are left out."""
+        return {
+            "format": FORMAT,
+            "hidden_size": self.hidden_size,
+            "vocab_size": self.vocab_size,
+            "pattern": compact(self.pattern),
+            "mixers": {
+                letter: {"type": mixer.type, **dataclasses.asdict(mixer.options)}
+                for letter, mixer in sorted(self.mixers.items())
+                if letter in self.pattern
+            },
+            "mlp": dataclasses.asdict(self.mlp),
+            "norm_eps": self.norm_eps,
+            "tie_embeddings": self.tie_embeddings,
+            "init_std": self.init_std,
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the YAML file that `load` reads."""
+        save_yaml(path, self.to_dict())
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return tuple(
+            Layer(index=i, letter=letter, type=self.mixers[letter].type, options=self.mixers[letter].options)
+            for i, letter in enumerate(self.pattern)
+        )
+
+    @property
+    def id(self) -> str:
+        """A hash of the model: equal models have one id, however they are spelt."""
+        values = self.to_dict()
+        layers = [[layer.type, dataclasses.asdict(layer.options)] for layer in self.layers]
+        model = {**values, "format": None, "pattern": None, "mixers": layers}
+        return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()[:12]
+
+    def num_parameters(self, embedding: bool = True, head: bool = False) -> int:
+        """Return the trainable parameters; published sizes count the input embedding and not the output head."""
+        vocabulary = (self.vocab_size or 0) * self.hidden_size
+        count = sum(self.layer_parameters(layer) for layer in self.layers) + self.hidden_size
+        return count + embedding * vocabulary + (head and not self.tie_embeddings) * vocabulary
+
+    def layer_parameters(self, layer: Layer) -> int:
+        """Return the parameters of one block: mixer, MLP and the norm in front of each."""
+        mixer = layer.options.num_parameters(self.hidden_size)
+        return mixer + self.mlp.num_parameters(self.hidden_size) + 2 * self.hidden_size
+
+    @property
+    def state_size(self) -> int:
+        """Elements of the recurrent state of one sequence over all layers (convolution taps not counted)."""
+        return sum(layer.options.state_size(self.hidden_size) for layer in self.layers)
+
+    def cache_bytes(self, length: int, dtype: str = "bfloat16") -> int:
+        """Return what decoding keeps of one sequence after `length` tokens: recurrent state, conv taps, keys, values.
+
+        Recurrent states are kept in at least float32, everything else in `dtype`.
+        """
+        cached = sum(layer.options.cache_size(self.hidden_size, length) for layer in self.layers)
+        return self.state_size * max(BYTES[dtype], 4) + cached * BYTES[dtype]
+
+    def flops_per_token(self, length: int) -> float:
+        """Return 2 x the multiply-adds of a forward pass's matrix products, per token, in sequences of `length`.
+
+        Causal attention counts at its mean length, the embedding 0; the head is counted. Training is 3 x.
+        """
+        mixers = sum(layer.options.flops_per_token(self.hidden_size, length) for layer in self.layers)
+        mlps = 2 * len(self.pattern) * self.mlp.num_parameters(self.hidden_size)
+        return mixers + mlps + 2 * (self.vocab_size or 0) * self.hidden_size
+
+
+@cache
+def small() -> Architecture:
+    """Return the architecture behind a bare pattern: hidden size 128, every letter at its defaults."""
+    values = {"hidden_size": 128, "pattern": "R"}
+    return Architecture.from_dict(values, Where("small"))
+
+
+def resolve(text: str, like: str | None = None) -> Architecture:
+    """Return what a command line names: an existing FILE, or a PATTERN at the sizes of `like` (default: `small`)."""
+    if Path(text).is_file():
+        return Architecture.load(text)
+    if text.endswith((".yaml", ".yml")) or "/" in text:
+        raise ConfigError(f"{text}: no such file")
+    return (Architecture.load(like) if like else small()).with_pattern(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Written:
+    """An architecture as its YAML spells it."""
+
+    format: int = FORMAT
+    hidden_size: int
+    vocab_size: int | None = None
+    pattern: str
+    num_layers: int | None = None
+    mixers: dict[str, Any] = field(default_factory=dict)
+    mlp: dict[str, Any] = field(default_factory=dict)
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    init_std: float = 0.02
+
+
+def _bind(values: Any, where: Where) -> BoundMixer:
+    letter = where.key.rsplit(".", 1)[-1]
+    if len(letter) != 1 or not (letter.isascii() and letter.isalpha()):
+        raise where.error(f"a mixer is bound to one ASCII letter; got {letter!r}")
+    if not isinstance(values, Mapping) or "type" not in values:
+        raise where.error(f"must be a mapping with a type and its options; got {values!r}")
+    try:
+        plugin = registry.get(str(values["type"]))
+    except ConfigError as error:
+        raise (where / "type").error(str(error)) from None
+    options = fill(plugin.options, {key: value for key, value in values.items() if key != "type"}, where)
+    return BoundMixer(type=plugin.name, options=options)
+
+
+def _mlp(written: _Written, where: Where) -> MLPOptions:
+    """Fill the MLP; left out, its width is 8/3 of the hidden size, rounded up to a multiple of 64."""
+    default = {"intermediate_size": -(-8 * written.hidden_size // 3) // -64 * -64}
+    options = fill(MLPOptions, {**default, **written.mlp}, where)
+    if options.intermediate_size <= 0:
+        raise (where / "intermediate_size").error(f"must be positive; got {options.intermediate_size}")
+    return options

@@ -1,0 +1,1 @@
+"""Build the network that an architecture describes."""

@@ -1,0 +1,77 @@
+"""Choose the backend of an op, and keep count of the choices so that a test can prove which path ran."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+REFERENCE = "reference"
+
+calls: Counter[tuple[str, str]] = Counter()
+"""How often each (op, backend) has run in this process."""
+
+
+@dataclass(frozen=True)
+class Backends:
+    """The backends of one op: plain PyTorch everywhere, and faster ones where the machine has what they need.
+
+    `fast` maps a name to a function that returns why the backend cannot run on this machine, or None; fastest first.
+    """
+
+    op: str
+    fast: Mapping[str, Callable[[], str | None]] = field(default_factory=dict)
+
+    def missing(self) -> dict[str, str | None]:
+        """Return each backend with the reason why it cannot run here, None where it can."""
+        return {**{name: reason() for name, reason in self.fast.items()}, REFERENCE: None}
+
+    def choose(self, requested: str, tensor: torch.Tensor, refused: Mapping[str, str] | None = None) -> str:
+        """Return the backend to run; `refused` holds those that these very inputs rule out, with the reason.
+
+        `auto` takes the fastest that can run. Raises ValueError where a backend asked for by name cannot.
+        """
+        refused = refused or {}
+        if requested != "auto" and requested not in self.missing():
+            raise ValueError(f"{self.op}: unknown backend {requested!r}; known: auto, {', '.join(self.missing())}")
+        for name, missing in self.fast.items():
+            if requested not in ("auto", name):
+                continue
+            reason = refused.get(name) or missing() or (None if tensor.is_cuda else "its inputs are not on a GPU")
+            if reason is None:
+                return self.count(name)
+            if requested == name:
+                raise ValueError(f"{self.op}: backend {name!r} cannot be used: {reason}")
+        return self.count(REFERENCE)
+
+    def count(self, name: str) -> str:
+        calls[self.op, name] += 1
+        return name
+
+
+def why_no_triton() -> str | None:
+    """Return why Triton kernels cannot run on this machine, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed (it has no build for this platform, or: pip install 'archsearch[gpu]')"
+    return None if torch.cuda.is_available() else "no CUDA GPU"
+
+
+def why_no_fla(triton_at_least: tuple[int, int, int] = (3, 7, 1)) -> str | None:
+    """Return why flash-linear-attention's gated chunk kernels cannot run on this machine, or None.
+
+    Their backward is wrong on Hopper under triton 3.4 to 3.7.0, where the library itself refuses to run it.
+    """
+    if reason := why_no_triton():
+        return reason
+    if importlib.util.find_spec("fla") is None:
+        return "fla-core is not installed (pip install 'archsearch[gpu]')"
+    import triton
+
+    version = tuple(int(part) for part in triton.__version__.split("+")[0].split(".")[:3])
+    if torch.cuda.get_device_capability()[0] == 9 and (3, 4, 0) <= version < triton_at_least:
+        wanted = ".".join(map(str, triton_at_least))
+        return f"triton {triton.__version__} miscompiles it on Hopper; {wanted} or newer is needed"
+    return None

@@ -1,0 +1,66 @@
+"""The M²RNN recurrence (Mishra et al., arXiv:2603.14360v2): checks and dispatch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from archsearch.kernels.dispatch import Backends
+from archsearch.kernels.m2rnn.reference import m2rnn_by_hand
+from archsearch.kernels.packing import check_cu_seqlens, pad, unpad
+
+BACKENDS = Backends("m2rnn")
+
+
+def m2rnn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    forget: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    gradient_clip: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Return `y_t = H_t^T q_t` and the final state of `H_t = f_t H_{t-1} + (1 - f_t) tanh(H_{t-1} W + k_t v_t^T)`.
+
+    `q` `[B, T, Nq, K]`, `k` `[B, T, Nk, K]`, `v` `[B, T, Nv, V]`, `weight` `[Nw, V, V]`, `forget` `[B, T, Nf]` in
+    [0, 1]: every head count divides the largest, N, and head n reads head n // (N / count) of each.
+    `initial_state` `[B, N, K, V]` (one row per document when packed), zeros when None. `gradient_clip` bounds each
+    element of the gradient that is carried from one step to the one before.
+    Returns y `[B, T, N, V]` and the final state `[B, N, K, V]` in at least float32. Raises ValueError.
+    """
+    num_heads = _check(q, k, v, weight, forget)
+    documents = q.shape[0]
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, q)
+        documents = cu_seqlens.shape[0] - 1
+    state_shape = (documents, num_heads, k.shape[-1], v.shape[-1])
+    if initial_state is not None and initial_state.shape != state_shape:
+        raise ValueError(f"initial_state must have shape {state_shape}; got {tuple(initial_state.shape)}")
+    BACKENDS.choose(backend, q)
+
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    if cu_seqlens is not None:  # a step after a document's end leaves its state as it is: f = 1
+        q, k, v, forget = pad(q, cu_seqlens), pad(k, cu_seqlens), pad(v, cu_seqlens), pad(forget, cu_seqlens, 1.0)
+    state = q.new_zeros(state_shape, dtype=dtype) if initial_state is None else initial_state.to(dtype)
+    heads = [_expand(x, num_heads, dim).to(dtype) for x, dim in ((q, 2), (k, 2), (v, 2), (weight, 0), (forget, 2))]
+    y, final = m2rnn_by_hand(*heads, state, gradient_clip)
+    y = y.to(v.dtype)
+    return (y if cu_seqlens is None else unpad(y, cu_seqlens)), final
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, forget: Tensor) -> int:
+    if q.shape[-1] != k.shape[-1] or weight.shape[1:] != (v.shape[-1],) * 2:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip("qkvW", (q, k, v, weight), strict=True))
+        raise ValueError(f"q and k must share the key head dim, v and W the value head dim; got {shapes}")
+    counts = [q.shape[2], k.shape[2], v.shape[2], forget.shape[2], weight.shape[0]]
+    if any(max(counts) % count for count in counts):
+        raise ValueError(f"every head count must divide the largest; got q, k, v, f, W = {counts}")
+    return max(counts)
+
+
+def _expand(x: Tensor, num_heads: int, dim: int) -> Tensor:
+    return x if x.shape[dim] == num_heads else x.repeat_interleave(num_heads // x.shape[dim], dim)

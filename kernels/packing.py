@@ -1,0 +1,36 @@
+"""Packed documents: several sequences laid end to end in one row, `[1, T, ...]`, bounded by `cu_seqlens`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def check_cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> None:
+    """Raise ValueError unless `cu_seqlens` (`[documents + 1]`, from 0 to T, increasing) fits `x` (`[1, T, ...]`)."""
+    bounds = cu_seqlens.tolist()
+    if x.shape[0] != 1:
+        raise ValueError(f"cu_seqlens needs a batch of one packed row; got batch size {x.shape[0]}")
+    increasing = all(start < stop for start, stop in zip(bounds, bounds[1:], strict=False))
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != x.shape[1] or not increasing:
+        raise ValueError(f"cu_seqlens must increase from 0 to the length {x.shape[1]}; got {bounds}")
+
+
+def pad(x: Tensor, cu_seqlens: Tensor, value: float = 0.0) -> Tensor:
+    """Return packed documents `[1, T, ...]` as a batch `[documents, longest, ...]`, `value` after their ends."""
+    index, valid = _places(cu_seqlens)
+    batch = x[0][index]
+    return torch.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), batch, torch.full_like(batch[:1, :1], value))
+
+
+def unpad(x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Return a batch `[documents, longest, ...]` as packed documents `[1, T, ...]`."""
+    _, valid = _places(cu_seqlens)
+    return x[valid][None]
+
+
+def _places(cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    starts, lengths = cu_seqlens[:-1], cu_seqlens.diff()
+    offsets = torch.arange(int(lengths.max()), device=cu_seqlens.device)
+    valid = offsets < lengths[:, None]
+    return torch.where(valid, starts[:, None] + offsets, 0), valid

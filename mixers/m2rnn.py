@@ -1,0 +1,164 @@
+"""M²RNN: a nonlinear recurrence with a matrix-valued state (Mishra et al., arXiv:2603.14360v2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from archsearch.kernels.m2rnn.op import BACKENDS, m2rnn
+from archsearch.mixers.common import Decay, DecayOptions, Mixer, ShortConv, State, check_packed, check_positive
+from archsearch.registry import register
+
+
+@dataclass(frozen=True, kw_only=True)
+class M2RNNOptions(DecayOptions):
+    """Head counts and shapes of an M²RNN mixer; the published form shares one query and key among all value heads.
+
+    Counts left out: `num_query_heads` and `num_key_heads` are 1, all others `num_heads`, the number of states.
+    `conv_width: null` leaves out the short convolution, `activation: none` the SiLU on q, k and v, `gradient_clip:
+    null` the clipping of the gradient carried through time.
+    """
+
+    num_heads: int = 4
+    key_head_dim: int = 16
+    value_head_dim: int = 16
+    num_query_heads: int = 1
+    num_key_heads: int = 1
+    num_value_heads: int | None = None
+    num_forget_heads: int | None = None
+    num_weight_heads: int | None = None
+    num_gate_heads: int | None = None
+    conv_width: int | None = 4
+    activation: Literal["silu", "none"] = "silu"
+    residual: bool = True
+    weight_init: Literal["identity", "orthogonal"] = "identity"
+    gradient_clip: float | None = 1.0
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of heads of q, k, v, f, w and g."""
+        own = (self.num_value_heads, self.num_forget_heads, self.num_weight_heads, self.num_gate_heads)
+        filled = [self.num_heads if count is None else count for count in own]
+        return dict(zip("qkvfwg", (self.num_query_heads, self.num_key_heads, *filled), strict=True))
+
+    def check(self, hidden_size: int) -> None:
+        super().check(hidden_size)
+        check_positive(num_heads=self.num_heads, key_head_dim=self.key_head_dim, value_head_dim=self.value_head_dim)
+        counts = self.counts()
+        if any(count < 1 or self.num_heads % count for count in counts.values()) or max(counts.values()) < max(
+            1, self.num_heads
+        ):
+            rule = "each head count must divide num_heads, and one must equal it"
+            raise ValueError(f"{rule}; got num_heads={self.num_heads}, {counts}")
+        if self.conv_width is not None:
+            check_positive(conv_width=self.conv_width)
+        if self.gradient_clip is not None:
+            check_positive(gradient_clip=self.gradient_clip)
+
+    def widths(self) -> dict[str, int]:
+        """Return how many channels of the input projection each of q, k, v, f and g takes."""
+        counts, key, value = self.counts(), self.key_head_dim, self.value_head_dim
+        return {
+            "q": counts["q"] * key,
+            "k": counts["k"] * key,
+            "v": counts["v"] * value,
+            "f": counts["f"],
+            "g": counts["g"] * value,
+        }
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels that pass the short convolution: q, k and v."""
+        widths = self.widths()
+        return widths["q"] + widths["k"] + widths["v"] if self.conv_width else 0
+
+    def num_parameters(self, hidden_size: int) -> int:
+        counts, inner = self.counts(), self.num_heads * self.value_head_dim
+        projections = hidden_size * (sum(self.widths().values()) + inner)
+        recurrence = counts["w"] * self.value_head_dim**2 + 2 * counts["f"] + self.residual * inner
+        return projections + recurrence + self.conv_channels * (self.conv_width or 0) + inner
+
+    def state_size(self, hidden_size: int) -> int:
+        return self.num_heads * self.key_head_dim * self.value_head_dim
+
+    def cache_size(self, hidden_size: int, length: int) -> int:
+        return self.conv_channels * ((self.conv_width or 1) - 1)
+
+    def flops_per_token(self, hidden_size: int, length: int) -> float:
+        projections = hidden_size * (sum(self.widths().values()) + self.num_heads * self.value_head_dim)
+        recurrence = self.state_size(hidden_size) * (self.value_head_dim + 2)  # H W, k v^T, H^T q
+        return 2 * (projections + self.conv_channels * (self.conv_width or 0) + recurrence)
+
+
+@register("m2rnn", options=M2RNNOptions, letters="M")
+class M2RNN(Mixer):
+    """Project, convolve, recur, add `w_r * v`, gate by `silu(g)`, RMSNorm over all heads, project out."""
+
+    backends = BACKENDS
+    no_weight_decay = frozenset({"residual_weight"})
+
+    def __init__(self, options: M2RNNOptions, hidden_size: int, *, norm_eps: float = 1e-5) -> None:
+        super().__init__()
+        self.options = options
+        self.counts = options.counts()
+        value, inner = options.value_head_dim, options.num_heads * options.value_head_dim
+        self.widths = options.widths()
+        self.in_proj = nn.Linear(hidden_size, sum(self.widths.values()), bias=False)
+        silu, width = options.activation == "silu", options.conv_width
+        self.conv = ShortConv(options.conv_channels, width, silu=silu) if width else None
+        self.decay = Decay(self.counts["f"], options)
+        self.weight = nn.Parameter(torch.empty(self.counts["w"], value, value))
+        self.residual_weight = nn.Parameter(torch.ones(options.num_heads, value)) if options.residual else None
+        self.norm = nn.RMSNorm(inner, eps=norm_eps)
+        self.out_proj = nn.Linear(inner, hidden_size, bias=False)
+        self.reset_parameters(0.02, 0.02)
+
+    @torch.no_grad()
+    def reset_parameters(self, init_std: float, output_std: float) -> None:
+        super().reset_parameters(init_std, output_std)
+        for weight in self.weight:
+            if self.options.weight_init == "orthogonal":
+                nn.init.orthogonal_(weight)
+            else:
+                nn.init.eye_(weight)
+        if self.residual_weight is not None:
+            nn.init.ones_(self.residual_weight)
+
+    def forward(
+        self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, State | None]:
+        check_packed(state, cu_seqlens)
+        state = state or {}
+        widths = self.widths
+        qkv, a, g = self.in_proj(x).split([widths["q"] + widths["k"] + widths["v"], widths["f"], widths["g"]], dim=-1)
+        new_state: State = {}
+        if self.conv is not None:
+            qkv, new_state["conv"] = self.conv(qkv, state.get("conv"), cu_seqlens)
+        elif self.options.activation == "silu":
+            qkv = functional.silu(qkv)
+        q, k, v = (
+            part.unflatten(-1, (self.counts[name], -1))
+            for name, part in zip("qkv", qkv.split([widths[name] for name in "qkv"], dim=-1), strict=True)
+        )
+        y, new_state["recurrent"] = m2rnn(
+            q,
+            k,
+            v,
+            self.weight,
+            self.decay(a)[1].exp(),
+            initial_state=state.get("recurrent"),
+            gradient_clip=self.options.gradient_clip,
+            cu_seqlens=cu_seqlens,
+            backend=self.backend,
+        )
+        if self.residual_weight is not None:
+            y = y + self.residual_weight * _expand(v, self.options.num_heads)
+        y = y * functional.silu(_expand(g.unflatten(-1, (self.counts["g"], -1)), self.options.num_heads))
+        return self.out_proj(self.norm(y.flatten(-2))), (new_state if cu_seqlens is None else None)
+
+
+def _expand(x: Tensor, num_heads: int) -> Tensor:
+    return x if x.shape[2] == num_heads else x.repeat_interleave(num_heads // x.shape[2], dim=2)
