@@ -52,6 +52,11 @@ class Backends:
         return name
 
 
+def full_precision(tensor: torch.Tensor) -> torch.autocast:
+    """Return a context in which autocast does not round the matrix products of a recurrence to its low precision."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
 def why_no_triton() -> str | None:
     """Return why Triton kernels cannot run on this machine, or None."""
     if importlib.util.find_spec("triton") is None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from archsearch.kernels.dispatch import Backends
+from archsearch.kernels.packing import check_cu_seqlens
 from archsearch.kernels.short_conv.op import short_conv
 from archsearch.registry import MixerOptions
 
@@ -43,8 +44,8 @@ class Mixer(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=output_std if module is self.out_proj else init_std)
-            elif module is not self and hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+            elif module is not self and callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
 
 
 class ShortConv(nn.Module):
@@ -63,9 +64,7 @@ class ShortConv(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(
-        self, x: Tensor, taps: Tensor | None = None, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, taps: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Filter `x` `[B, T, C]`; returns the output and the taps `[B, W - 1, C]` to go on from."""
         return short_conv(x, self.weight, self.bias, silu=self.silu, taps=taps, cu_seqlens=cu_seqlens)
 
@@ -128,7 +127,10 @@ def check_positive(**values: int | float) -> None:
             raise ValueError(f"{name} must be positive; got {value}")
 
 
-def check_packed(state: State | None, cu_seqlens: Tensor | None) -> None:
-    """Raise ValueError where a state is given to packed documents, which start from nothing."""
-    if state is not None and cu_seqlens is not None:
+def check_packed(x: Tensor, state: State | None, cu_seqlens: Tensor | None) -> None:
+    """Raise ValueError where bounds do not fit `x` `[1, T, D]`, or come with a state: documents start from nothing."""
+    if cu_seqlens is None:
+        return
+    if state is not None:
         raise ValueError("packed documents start from nothing: give either state or cu_seqlens")
+    check_cu_seqlens(cu_seqlens, x)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from archsearch.kernels.heads import expand_heads
 from archsearch.kernels.m2rnn.op import BACKENDS, m2rnn
 from archsearch.mixers.common import Decay, DecayOptions, Mixer, ShortConv, State, check_packed, check_positive
 from archsearch.registry import register
@@ -130,7 +131,7 @@ class M2RNN(Mixer):
     def forward(
         self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
-        check_packed(state, cu_seqlens)
+        check_packed(x, state, cu_seqlens)
         state = state or {}
         widths = self.widths
         qkv, a, g = self.in_proj(x).split([widths["q"] + widths["k"] + widths["v"], widths["f"], widths["g"]], dim=-1)
@@ -143,6 +144,7 @@ class M2RNN(Mixer):
             part.unflatten(-1, (self.counts[name], -1))
             for name, part in zip("qkv", qkv.split([widths[name] for name in "qkv"], dim=-1), strict=True)
         )
+        v = expand_heads(v, self.options.num_heads)  # even where only the gate has that many heads
         y, new_state["recurrent"] = m2rnn(
             q,
             k,
@@ -155,10 +157,7 @@ class M2RNN(Mixer):
             backend=self.backend,
         )
         if self.residual_weight is not None:
-            y = y + self.residual_weight * _expand(v, self.options.num_heads)
-        y = y * functional.silu(_expand(g.unflatten(-1, (self.counts["g"], -1)), self.options.num_heads))
-        return self.out_proj(self.norm(y.flatten(-2))), (new_state if cu_seqlens is None else None)
-
-
-def _expand(x: Tensor, num_heads: int) -> Tensor:
-    return x if x.shape[2] == num_heads else x.repeat_interleave(num_heads // x.shape[2], dim=2)
+            y = y + self.residual_weight * v
+        y = y * functional.silu(expand_heads(g.unflatten(-1, (self.counts["g"], -1)), self.options.num_heads))
+        y = self.norm(y.flatten(-2).to(self.norm.weight.dtype))
+        return self.out_proj(y), (new_state if cu_seqlens is None else None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from archsearch.kernels.dispatch import Backends
+from archsearch.kernels.dispatch import Backends, full_precision
+from archsearch.kernels.heads import expand_heads
 from archsearch.kernels.m2rnn.reference import m2rnn_by_hand
 from archsearch.kernels.packing import check_cu_seqlens, pad, unpad
 
@@ -42,13 +43,15 @@ def m2rnn(
         raise ValueError(f"initial_state must have shape {state_shape}; got {tuple(initial_state.shape)}")
     BACKENDS.choose(backend, q)
 
-    dtype = torch.promote_types(v.dtype, torch.float32)
+    given, dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
     if cu_seqlens is not None:  # a step after a document's end leaves its state as it is: f = 1
         q, k, v, forget = pad(q, cu_seqlens), pad(k, cu_seqlens), pad(v, cu_seqlens), pad(forget, cu_seqlens, 1.0)
     state = q.new_zeros(state_shape, dtype=dtype) if initial_state is None else initial_state.to(dtype)
-    heads = [_expand(x, num_heads, dim).to(dtype) for x, dim in ((q, 2), (k, 2), (v, 2), (weight, 0), (forget, 2))]
-    y, final = m2rnn_by_hand(*heads, state, gradient_clip)
-    y = y.to(v.dtype)
+    q, k, v, forget = (expand_heads(x, num_heads).to(dtype) for x in (q, k, v, forget))
+    weight = expand_heads(weight, num_heads, dim=0).to(dtype)
+    with full_precision(q):
+        y, final = m2rnn_by_hand(q, k, v, weight, forget, state, gradient_clip)
+    y = y.to(given)
     return (y if cu_seqlens is None else unpad(y, cu_seqlens)), final
 
 
@@ -60,7 +63,3 @@ def _check(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, forget: Tensor) -> i
     if any(max(counts) % count for count in counts):
         raise ValueError(f"every head count must divide the largest; got q, k, v, f, W = {counts}")
     return max(counts)
-
-
-def _expand(x: Tensor, num_heads: int, dim: int) -> Tensor:
-    return x if x.shape[dim] == num_heads else x.repeat_interleave(num_heads // x.shape[dim], dim)

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from archsearch.kernels.dispatch import full_precision
+
 
 def m2rnn_loop(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, forget: Tensor, state: Tensor, clip: float | None = None
@@ -24,7 +26,7 @@ def m2rnn_loop(
         z = torch.tanh(state @ weight + k[:, t, :, :, None] * v[:, t, :, None, :])
         new = f * state + (1 - f) * z
         outputs.append((new * q[:, t, :, :, None]).sum(dim=2))
-        state = _ClipCarried.apply(new, clip)
+        state = _ClipCarried.apply(new, clip)  # type: ignore[no-untyped-call]
     return torch.stack(outputs, dim=1), state
 
 
@@ -32,7 +34,7 @@ def m2rnn_by_hand(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, forget: Tensor, state: Tensor, clip: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Run the same recurrence with the hand-written gradient: several times faster than autograd through the loop."""
-    y, final = _M2RNN.apply(q, k, v, weight, forget, state, clip)
+    y, final = _M2RNN.apply(q, k, v, weight, forget, state, clip)  # type: ignore[no-untyped-call]
     return y, final
 
 
@@ -73,23 +75,24 @@ class _M2RNN(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weight, forget, states, candidates = ctx.saved_tensors
-        f, q_time, k_time, v_time, u = _time_major(forget, q, k, v, grads[0])
-        carried = grads[1]
-        before_tanh = torch.empty_like(candidates)
-        d_forget = torch.empty_like(f)
-        for t in range(q.shape[1] - 1, -1, -1):
-            retained = f[t, :, :, None, None]
-            total = torch.addcmul(_clip(carried, ctx.clip), q_time[t].unsqueeze(-1), u[t].unsqueeze(-2))
-            slope = torch.addcmul(torch.ones_like(total), candidates[t], candidates[t], value=-1)
-            torch.mul(slope.mul_(total), 1 - retained, out=before_tanh[t])
-            d_forget[t] = (total * (states[t] - candidates[t])).sum((-1, -2))
-            carried = torch.matmul(before_tanh[t], weight.mT).addcmul_(total, retained)
-        d_q = torch.matmul(states[1:], u.unsqueeze(-1)).squeeze(-1)
-        d_k = torch.matmul(before_tanh, v_time.unsqueeze(-1)).squeeze(-1)
-        d_v = torch.matmul(k_time.unsqueeze(-2), before_tanh).squeeze(-2)
-        d_weight = torch.einsum("tbnkv,tbnkw->nvw", states[:-1], before_tanh)
-        d_q, d_k, d_v, d_forget = (grad.transpose(0, 1) for grad in (d_q, d_k, d_v, d_forget))
-        return d_q, d_k, d_v, d_weight, d_forget, carried, None
+        with full_precision(states):
+            f, q_time, k_time, v_time, u = _time_major(forget, q, k, v, grads[0])
+            carried = grads[1]
+            before_tanh = torch.empty_like(candidates)
+            d_forget = torch.empty_like(f)
+            for t in range(q.shape[1] - 1, -1, -1):
+                retained = f[t, :, :, None, None]
+                total = torch.addcmul(_clip(carried, ctx.clip), q_time[t].unsqueeze(-1), u[t].unsqueeze(-2))
+                slope = torch.addcmul(torch.ones_like(total), candidates[t], candidates[t], value=-1)
+                torch.mul(slope.mul_(total), 1 - retained, out=before_tanh[t])
+                d_forget[t] = (total * (states[t] - candidates[t])).sum((-1, -2))
+                carried = torch.matmul(before_tanh[t], weight.mT).addcmul_(total, retained)
+            d_q = torch.matmul(states[1:], u.unsqueeze(-1)).squeeze(-1)
+            d_k = torch.matmul(before_tanh, v_time.unsqueeze(-1)).squeeze(-1)
+            d_v = torch.matmul(k_time.unsqueeze(-2), before_tanh).squeeze(-2)
+            d_weight = torch.einsum("tbnkv,tbnkw->nvw", states[:-1], before_tanh)
+            d_q, d_k, d_v, d_forget = (grad.transpose(0, 1) for grad in (d_q, d_k, d_v, d_forget))
+            return d_q, d_k, d_v, d_weight, d_forget, carried, None
 
 
 def _time_major(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -1,0 +1,5 @@
+"""`python -m archsearch`."""
+
+from archsearch.cli import script
+
+script()

@@ -1,0 +1,1 @@
+"""Measure training steps and judge them against a budget."""

@@ -1,0 +1,108 @@
+"""Causal softmax attention, grouped-query, with or without rotary positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from archsearch.kernels.attention.op import BACKENDS, attention
+from archsearch.mixers.common import Mixer, State, check_packed, check_positive
+from archsearch.registry import MixerOptions, register
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions(MixerOptions):
+    """Head counts and shapes of an attention mixer.
+
+    Left out, `num_kv_heads` is `num_heads` and `head_dim` is hidden_size / num_heads. `rope` turns queries and keys
+    by their position in the document (Su et al., arXiv:2104.09864); without, recurrent layers tell the positions.
+    """
+
+    num_heads: int = 4
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    rope: bool = False
+    rope_theta: float = 10000.0
+
+    def check(self, hidden_size: int) -> None:
+        check_positive(num_heads=self.num_heads, num_kv_heads=self.kv_heads, rope_theta=self.rope_theta)
+        if self.head_dim is not None:
+            check_positive(head_dim=self.head_dim)
+        elif hidden_size % self.num_heads:
+            got = f"num_heads={self.num_heads} and {hidden_size}"
+            raise ValueError(f"num_heads must divide the hidden size where no head_dim is given; got {got}")
+        if self.num_heads % self.kv_heads:
+            got = f"num_kv_heads={self.kv_heads} and num_heads={self.num_heads}"
+            raise ValueError(f"num_kv_heads must divide num_heads; got {got}")
+        if self.rope and self.width(hidden_size) % 2:
+            raise ValueError(f"rope needs an even head_dim; got {self.width(hidden_size)}")
+
+    @property
+    def kv_heads(self) -> int:
+        """How many heads of keys and values there are."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    def width(self, hidden_size: int) -> int:
+        """Return the dimension of one head."""
+        return self.head_dim or hidden_size // self.num_heads
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return 2 * hidden_size * (self.num_heads + self.kv_heads) * self.width(hidden_size)
+
+    def cache_size(self, hidden_size: int, length: int) -> int:
+        return 2 * length * self.kv_heads * self.width(hidden_size)
+
+    def flops_per_token(self, hidden_size: int, length: int) -> float:
+        seen = (length + 1) / 2  # keys that a query looks at, on average
+        scores_and_values = 2 * self.num_heads * self.width(hidden_size) * seen
+        return 2 * (self.num_parameters(hidden_size) + scores_and_values)
+
+
+@register("attention", options=AttentionOptions, letters="A")
+class Attention(Mixer):
+    """Project to q, k, v, turn q and k where `rope` says so, attend to what came before, project out."""
+
+    backends = BACKENDS
+
+    def __init__(self, options: AttentionOptions, hidden_size: int, *, norm_eps: float = 1e-5) -> None:
+        super().__init__()
+        self.options = options
+        self.head_dim = options.width(hidden_size)
+        inner = options.num_heads * self.head_dim
+        self.in_proj = nn.Linear(hidden_size, inner + 2 * options.kv_heads * self.head_dim, bias=False)
+        self.out_proj = nn.Linear(inner, hidden_size, bias=False)
+        self.reset_parameters(0.02, 0.02)
+
+    def forward(
+        self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, State | None]:
+        check_packed(x, state, cu_seqlens)
+        heads = self.in_proj(x).unflatten(-1, (-1, self.head_dim))
+        q, k, v = heads.split([self.options.num_heads, self.options.kv_heads, self.options.kv_heads], dim=2)
+        if self.options.rope:
+            positions = _positions(x, state, cu_seqlens)
+            q, k = (rotate(part, positions, self.options.rope_theta) for part in (q, k))
+        if state is not None:
+            k, v = torch.cat([state["key"], k], dim=1), torch.cat([state["value"], v], dim=1)
+        y = attention(q, k, v, cu_seqlens=cu_seqlens, backend=self.backend)
+        return self.out_proj(y.flatten(-2)), ({"key": k, "value": v} if cu_seqlens is None else None)
+
+
+def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Turn each pair of channels (i, i + D / 2) of `x` `[B, T, H, D]` by positions `[T]` x theta^(-2 i / D)."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    channels = torch.arange(0, x.shape[-1], 2, device=x.device, dtype=dtype)
+    angles = positions.to(dtype)[:, None, None] * theta ** (-channels / x.shape[-1])
+    first, second = x.to(dtype).chunk(2, dim=-1)
+    sin, cos = angles.sin(), angles.cos()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def _positions(x: Tensor, state: State | None, cu_seqlens: Tensor | None) -> Tensor:
+    """Return the position of each token: from 0 in every packed document, else on from the cached ones."""
+    positions = torch.arange(x.shape[1], device=x.device)
+    if cu_seqlens is not None:
+        return positions - torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff())
+    return positions if state is None else positions + state["key"].shape[1]
