@@ -23,11 +23,13 @@ def join_chunks(x: Tensor, length: int) -> Tensor:
 
 
 def decay_between(log_decay: Tensor) -> Tensor:
-    """Return the decay of what step j wrote until step i, `exp(G_i - G_j)`; 0 where j > i.
+    """Return what is left at step i of what step j wrote: `exp(g_{j+1} + ... + g_i)`, 0 where j > i.
 
-    `log_decay` G `[..., C]` is summed from the chunk's start; returns `[..., C, C]`. The exponent is taken of
-    differences and masked first: `exp(-G_j)` alone overflows, and what overflows turns gradients into NaN.
+    `log_decay` g `[..., C]`; returns `[..., C, C]`. Each exponent is summed on its own: a difference of two sums from
+    the start rounds badly where they are large, and the future is masked before `exp`, or it overflows into NaN
+    gradients.
     """
-    difference = log_decay[..., :, None] - log_decay[..., None, :]
-    future = torch.ones_like(difference, dtype=torch.bool).triu(1)
-    return difference.masked_fill(future, -torch.inf).exp()
+    size = log_decay.shape[-1]
+    past = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril()
+    summands = log_decay[..., :, None].masked_fill(~past.tril(-1), 0.0)
+    return summands.cumsum(-2).masked_fill(~past, -torch.inf).exp()

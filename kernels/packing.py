@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> None:
     bounds = cu_seqlens.tolist()
     if x.shape[0] != 1:
         raise ValueError(f"cu_seqlens needs a batch of one packed row; got batch size {x.shape[0]}")
-    increasing = all(start < stop for start, stop in zip(bounds, bounds[1:], strict=False))
+    increasing = all(start < stop for start, stop in pairwise(bounds))
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != x.shape[1] or not increasing:
         raise ValueError(f"cu_seqlens must increase from 0 to the length {x.shape[1]}; got {bounds}")
 

@@ -52,51 +52,60 @@ class _ClipCarried(Function):
 
 
 class _M2RNN(Function):
+    """Inside, time comes first and heads before the batch, so that `H W` is one product per head: `[T, N, B, ...]`."""
+
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, forget: Tensor, state: Tensor, clip: float | None
     ) -> tuple[Tensor, Tensor]:
-        length = q.shape[1]
-        states = state.new_empty(length + 1, *state.shape)
-        candidates = state.new_empty(length, *state.shape)
-        states[0] = state
-        f, q_time, k_time, v_time = _time_major(forget, q, k, v)
-        for t in range(length):
-            written = torch.matmul(states[t], weight)
-            written.addcmul_(k_time[t].unsqueeze(-1), v_time[t].unsqueeze(-2))
-            torch.tanh(written, out=candidates[t])
-            torch.lerp(candidates[t], states[t], f[t, :, :, None, None], out=states[t + 1])
-        y = torch.matmul(q_time.unsqueeze(-2), states[1:]).squeeze(-2)
-        ctx.save_for_backward(q, k, v, weight, forget, states, candidates)
+        q, k, v, f = (_time_first(x) for x in (q, k, v, forget[..., None, None]))
+        candidates = k.unsqueeze(-1) * v.unsqueeze(-2)
+        states = torch.empty_like(candidates[:1]).repeat(q.shape[0] + 1, 1, 1, 1, 1)
+        states[0] = state.transpose(0, 1)
+        for t in range(q.shape[0]):
+            _rows(candidates[t]).baddbmm_(_rows(states[t]), weight)
+            torch.lerp(candidates[t].tanh_(), states[t], f[t], out=states[t + 1])
+        y = torch.matmul(q.unsqueeze(-2), states[1:]).squeeze(-2)
+        ctx.save_for_backward(q, k, v, weight, f, states, candidates)
         ctx.clip = clip
-        return y.transpose(0, 1).contiguous(), states[-1].clone()
+        return _batch_first(y), states[-1].transpose(0, 1).clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, weight, forget, states, candidates = ctx.saved_tensors
+        q, k, v, weight, f, states, candidates = ctx.saved_tensors
         with full_precision(states):
-            f, q_time, k_time, v_time, u = _time_major(forget, q, k, v, grads[0])
-            carried = grads[1]
-            before_tanh = torch.empty_like(candidates)
-            d_forget = torch.empty_like(f)
-            for t in range(q.shape[1] - 1, -1, -1):
-                retained = f[t, :, :, None, None]
-                total = torch.addcmul(_clip(carried, ctx.clip), q_time[t].unsqueeze(-1), u[t].unsqueeze(-2))
-                slope = torch.addcmul(torch.ones_like(total), candidates[t], candidates[t], value=-1)
-                torch.mul(slope.mul_(total), 1 - retained, out=before_tanh[t])
-                d_forget[t] = (total * (states[t] - candidates[t])).sum((-1, -2))
-                carried = torch.matmul(before_tanh[t], weight.mT).addcmul_(total, retained)
+            u = _time_first(grads[0])
+            total = q.unsqueeze(-1) * u.unsqueeze(-2)  # R; starts as its direct part
+            before_tanh = (1 - f) * (1 - candidates * candidates)  # D; starts as its slope
+            carried = grads[1].transpose(0, 1).contiguous()
+            d_weight = torch.zeros_like(weight)
+            for t in range(q.shape[0] - 1, -1, -1):
+                total[t] += _clip(carried, ctx.clip)
+                before_tanh[t] *= total[t]
+                carried = f[t] * total[t]
+                _rows(carried).baddbmm_(_rows(before_tanh[t]), weight.mT)
+                d_weight.baddbmm_(_rows(states[t]).mT, _rows(before_tanh[t]))
             d_q = torch.matmul(states[1:], u.unsqueeze(-1)).squeeze(-1)
-            d_k = torch.matmul(before_tanh, v_time.unsqueeze(-1)).squeeze(-1)
-            d_v = torch.matmul(k_time.unsqueeze(-2), before_tanh).squeeze(-2)
-            d_weight = torch.einsum("tbnkv,tbnkw->nvw", states[:-1], before_tanh)
-            d_q, d_k, d_v, d_forget = (grad.transpose(0, 1) for grad in (d_q, d_k, d_v, d_forget))
-            return d_q, d_k, d_v, d_weight, d_forget, carried, None
+            d_k = torch.matmul(before_tanh, v.unsqueeze(-1)).squeeze(-1)
+            d_v = torch.matmul(k.unsqueeze(-2), before_tanh).squeeze(-2)
+            d_forget = (total * (states[:-1] - candidates)).sum((-1, -2))
+            d_q, d_k, d_v, d_forget = (_batch_first(grad) for grad in (d_q, d_k, d_v, d_forget))
+            return d_q, d_k, d_v, d_weight, d_forget, carried.transpose(0, 1), None
 
 
-def _time_major(*tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(tensor.transpose(0, 1).contiguous() for tensor in tensors)
+def _time_first(x: Tensor) -> Tensor:
+    """Turn `[B, T, N, ...]` into `[T, N, B, ...]`."""
+    return x.movedim(0, 2).contiguous()
+
+
+def _batch_first(x: Tensor) -> Tensor:
+    return x.movedim(2, 0).contiguous()
+
+
+def _rows(x: Tensor) -> Tensor:
+    """View `[N, B, K, V]` as one matrix per head, `[N, B K, V]`."""
+    return x.view(x.shape[0], -1, x.shape[-1])
 
 
 def _clip(grad: Tensor, clip: float | None) -> Tensor:

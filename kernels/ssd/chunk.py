@@ -12,14 +12,14 @@ def ssd_chunked(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, state: Tenso
     """Return what `ssd_loop` does: attention inside a chunk, a state between chunks (arXiv:2405.21060, section 6)."""
     length = x.shape[1]
     x, log_decay, b, c = (split_chunks(part) for part in (x, log_decay, b, c))
-    summed = log_decay.cumsum(-1)
-    inside = ((c @ b.mT) * decay_between(summed)) @ x
-    written = (b * (summed[..., -1:] - summed).exp()[..., None]).mT @ x
-    kept = summed[..., -1].exp()[..., None, None]
+    between = decay_between(log_decay)
+    from_start = log_decay.cumsum(-1).exp()[..., None]
+    inside = ((c @ b.mT) * between) @ x
+    written = (b * between[..., -1, :, None]).mT @ x
 
     before = []
     for i in range(x.shape[2]):
         before.append(state)
-        state = kept[:, :, i] * state + written[:, :, i]
-    carried = (c * summed.exp()[..., None]) @ torch.stack(before, dim=2)
+        state = from_start[:, :, i, -1:] * state + written[:, :, i]
+    carried = (c * from_start) @ torch.stack(before, dim=2)
     return join_chunks(inside + carried, length), state

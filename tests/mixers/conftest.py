@@ -20,6 +20,6 @@ def empty_plugin_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def third_party(empty_plugin_slot: None) -> None:
+def third_party(empty_plugin_slot: None) -> None:  # noqa: ARG001
     """Register the third party's mixer, `leaky_average`, as `--plugin leaky_average` does."""
     registry.import_plugin("leaky_average")

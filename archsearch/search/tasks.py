@@ -1,0 +1,151 @@
+"""The tasks that candidates are trained on, and the objectives that compare them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from archsearch.config import Where, fill, quantity
+from archsearch.search.keys import check_keys, check_name
+
+METRICS = ("accuracy", "loss", "perplexity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One training run per candidate: the data class with its arguments, how long, and where it is evaluated.
+
+    `evaluate` adds evaluation lengths to the training length; `tokens` is the length of the run.
+    """
+
+    name: str
+    data: str
+    arguments: Mapping[str, Any]
+    length: int | None
+    evaluate: tuple[int, ...]
+    tokens: int
+    optimizer: Mapping[str, Any]
+    schedule: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """A metric of a task, at the training length or at an evaluation length."""
+
+    task: str
+    metric: str
+    direction: Literal["maximize", "minimize"]
+    length: int | None = None
+
+    @property
+    def key(self) -> str:
+        """The metric's name in a task's results."""
+        return self.metric if self.length is None else f"{self.metric}/{self.length}"
+
+    @property
+    def label(self) -> str:
+        """The objective in a table's head."""
+        return f"{self.task} {self.metric}" + (f" @{self.length}" if self.length else "")
+
+    def better(self, value: float) -> float:
+        """Return the value turned so that more is better."""
+        return value if self.direction == "maximize" else -value
+
+
+def parse_tasks(values: Mapping[str, Any], where: Where) -> dict[str, Task]:
+    """Read the tasks. Raises ConfigError; what the data class does not take is refused with the nearest name."""
+    if not values:
+        raise where.error("must name at least one task; got {}")
+    return {str(name): _task(str(name), task, where / str(name)) for name, task in values.items()}
+
+
+def parse_objectives(values: list[Any], tasks: Mapping[str, Task], where: Where) -> tuple[Objective, ...]:
+    """Read the objectives; the first names the winner, later ones break ties. Raises ConfigError."""
+    if not values:
+        raise where.error("must name at least one objective; got []")
+    objectives = tuple(_objective(value, tasks, Where(where.source, f"{where.key}[{i}]")) for i, value in enumerate(values))
+    repeated = next((x for i, x in enumerate(objectives) if x in objectives[:i]), None)
+    if repeated:
+        raise where.error(f"must name each objective once; got {repeated.label!r} twice")
+    return objectives
+
+
+def data_classes() -> dict[str, type]:
+    """Return the data modules that a task may name."""
+    import lightning.pytorch as lightning
+
+    import archsearch.data
+
+    return {
+        name: value
+        for name, value in vars(archsearch.data).items()
+        if inspect.isclass(value) and issubclass(value, lightning.LightningDataModule)
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Common:
+    """What every task takes besides its data's own arguments."""
+
+    data: str
+    length: int | None = None
+    evaluate: list[int] = field(default_factory=list)
+    tokens: int = quantity("count")
+    learning_rate: float | None = None
+    batch_size: int | None = None
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
+
+
+_NOT_WRITTEN = ("self", "seed", "eval_lengths", "train_tokens", "args", "kwargs")
+
+
+def _task(name: str, values: Any, where: Where) -> Task:
+    from archsearch.training.step import OptimizerOptions, ScheduleOptions
+
+    if not isinstance(values, Mapping):
+        raise where.error(f"must be a mapping with data, tokens and the data's arguments; got {values!r}")
+    names = [field.name for field in fields(_Common)]
+    check_keys({key: values[key] for key in values if key == "data"}, names, where, required=("data",))
+    classes = data_classes()
+    check_name(values["data"], tuple(classes), "data", where / "data")
+    own = [x for x in inspect.signature(classes[values["data"]]).parameters if x not in _NOT_WRITTEN]
+    check_keys(values, list(dict.fromkeys(names + own)), where)
+    common = fill(_Common, {key: value for key, value in values.items() if key in names}, where)
+    for key, value in (("tokens", common.tokens), ("length", common.length), ("batch_size", common.batch_size)):
+        if value is not None and value < 1:
+            raise (where / key).error(f"must be at least 1; got {value}")
+    for i, length in enumerate(common.evaluate):
+        if length < 1:
+            raise (where / f"evaluate[{i}]").error(f"must be at least 1; got {length}")
+    optimizer = dict(common.optimizer)
+    if common.learning_rate is not None:
+        optimizer["learning_rate"] = common.learning_rate
+    fill(OptimizerOptions, optimizer, where / "optimizer")
+    fill(ScheduleOptions, common.schedule, where / "schedule")
+    arguments = {key: value for key, value in values.items() if key in own and key not in names}
+    shared = {"length": common.length, "batch_size": common.batch_size}
+    return Task(
+        name=name,
+        data=common.data,
+        arguments={**arguments, **{key: value for key, value in shared.items() if value is not None}},
+        length=common.length,
+        evaluate=tuple(common.evaluate),
+        tokens=int(common.tokens),
+        optimizer=optimizer,
+        schedule=common.schedule,
+    )
+
+
+def _objective(values: Any, tasks: Mapping[str, Task], where: Where) -> Objective:
+    objective = fill(Objective, values, where)
+    check_name(objective.task, tuple(tasks), "task", where / "task")
+    check_name(objective.metric, METRICS, "metric", where / "metric")
+    task = tasks[objective.task]
+    lengths = sorted({*task.evaluate, *([task.length] if task.length else [])})
+    if objective.length is not None and objective.length not in lengths:
+        known = ", ".join(map(str, lengths))
+        raise (where / "length").error(f"must be a length that task {task.name} is evaluated at ({known}); got {objective.length}")
+    return objective

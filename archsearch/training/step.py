@@ -1,0 +1,92 @@
+"""One training step in plain PyTorch: what Lightning runs, and what throughput measures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from archsearch.model.language_model import HybridLM
+
+Batch = dict[str, Tensor]
+"""`tokens` and `targets` `[B, T]` (-100: not scored), and for packed documents `cu_seqlens` over the B x T tokens."""
+
+IGNORED = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """AdamW; weight decay acts on matrices, never on norms, biases, gates and what a mixer exempts."""
+
+    learning_rate: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions:
+    """Linear warm-up over a fraction of the run, then a cosine (or nothing) down to a fraction of the peak rate."""
+
+    type: Literal["cosine", "constant"] = "cosine"
+    warmup: float = 0.1
+    final: float = 0.1
+
+
+def train_step(model: HybridLM, optimizer: torch.optim.Optimizer, batch: Batch, grad_clip: float | None) -> Tensor:
+    """Run forward, backward, clipping by the global norm and the optimizer; returns the loss."""
+    loss = next_token_loss(forward(model, batch), batch["targets"])
+    loss.backward()
+    if grad_clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
+def forward(model: HybridLM, batch: Batch) -> Tensor:
+    """Return the logits `[B, T, vocabulary]` of a batch."""
+    logits: Tensor = model(batch["tokens"], None, batch.get("cu_seqlens"))[0]
+    return logits
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy in nats over the scored targets, in at least float32."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+
+
+def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.AdamW:
+    """Return AdamW over the parameter groups of `model`; fused on a GPU."""
+    fused = all(parameter.is_cuda for parameter in model.parameters())
+    betas = (options.beta1, options.beta2)
+    groups = parameter_groups(model, options.weight_decay)
+    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=betas, eps=options.eps, fused=fused)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Return the parameters that decay (matrices that their module does not exempt) and those that do not."""
+    groups: dict[bool, dict[int, nn.Parameter]] = {True: {}, False: {}}
+    for module in model.modules():
+        exempt = getattr(module, "no_weight_decay", frozenset())
+        for name, parameter in module.named_parameters(recurse=False):
+            groups[parameter.ndim >= 2 and name not in exempt][id(parameter)] = parameter
+    return [
+        {"params": list(groups[True].values()), "weight_decay": weight_decay},
+        {"params": list(groups[False].values()), "weight_decay": 0.0},
+    ]
+
+
+def lr_factor(progress: float, options: ScheduleOptions) -> float:
+    """Return the learning rate's factor at `progress`, the share of the run (in steps or tokens) that is done."""
+    if progress < options.warmup:
+        return progress / options.warmup
+    if options.type == "constant":
+        return 1.0
+    after = min(1.0, (progress - options.warmup) / max(1e-9, 1 - options.warmup))
+    return options.final + (1 - options.final) * 0.5 * (1 + math.cos(math.pi * after))

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from archsearch.kernels import dispatch
+from archsearch.kernels.dispatch import Backends, calls
+
+ON_GPU = type("OnGpu", (), {"is_cuda": True})()  # stands for a tensor there: the choice reads nothing else
+
+
+def test_auto_takes_the_first_backend_that_can_run_and_counts_it() -> None:
+    backends = Backends("op", {"broken": lambda: "no luck", "quick": lambda: None, "slower": lambda: None})
+    before = calls["op", "quick"]
+    assert backends.choose("auto", ON_GPU) == "quick"
+    assert calls["op", "quick"] == before + 1
+    assert backends.choose("auto", ON_GPU, {"quick": "too wide"}) == "slower"
+    assert backends.choose("auto", torch.zeros(1)) == "reference"
+    assert backends.choose("reference", ON_GPU) == "reference"
+    assert backends.missing() == {"broken": "no luck", "quick": None, "slower": None, "reference": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("broken", ON_GPU, "op: backend 'broken' cannot be used: no luck"),
+        ("quick", torch.zeros(1), "op: backend 'quick' cannot be used: its inputs are not on a GPU"),
+        ("other", ON_GPU, "op: unknown backend 'other'; known: auto, broken, quick, reference"),
+    ],
+)
+def test_a_backend_asked_for_by_name_runs_or_is_an_error(name: str, tensor: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Backends("op", {"broken": lambda: "no luck", "quick": lambda: None}).choose(name, tensor)
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda _: None)
+    assert "triton is not installed" in (dispatch.why_no_triton() or "")
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: None if name == "fla" else object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert dispatch.why_no_triton() is None
+    assert dispatch.why_no_fla() == "fla-core is not installed (pip install 'archsearch[gpu]')"
+
+
+def test_a_machine_without_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert dispatch.why_no_fla() == "no CUDA GPU"
+
+
+@pytest.mark.parametrize(("version", "refused"), [("3.6.0", True), ("3.7.0", True), ("3.7.1", False), ("3.3.1", False)])
+def test_triton_versions_that_miscompile_on_hopper_are_refused(
+    monkeypatch: pytest.MonkeyPatch, version: str, refused: bool
+) -> None:
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setitem(sys.modules, "triton", type("Triton", (), {"__version__": version}))
+    reason = dispatch.why_no_fla()
+    assert reason == (f"triton {version} miscompiles it on Hopper; 3.7.1 or newer is needed" if refused else None)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from archsearch.kernels.ssd.chunk import ssd_chunked
+from archsearch.kernels.ssd.fla import why_refused
+from archsearch.kernels.ssd.op import ssd
+from archsearch.kernels.ssd.reference import ssd_loop
+
+EXACT = {"rtol": 1e-9, "atol": 1e-10}  # float64: only the order of sums differs
+
+
+def inputs(length: int, decay: float = 1.0, groups: int = 4) -> list[Tensor]:
+    """Draw x, log_decay (about -decay), B, C and state for 2 sequences, 4 heads of 19, state dim 5."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    b, c = draw(2, length, groups, 5), draw(2, length, groups, 5)
+    return [draw(2, length, 4, 19), -decay * draw(2, length, 4).abs(), b, c, draw(2, 4, 5, 19)]
+
+
+def with_gradients(run: object, values: list[Tensor]) -> list[Tensor]:
+    leaves = [value.clone().requires_grad_() for value in values]
+    y, final = run(*leaves)  # type: ignore[operator]
+    generator = torch.Generator().manual_seed(1)
+    from_above = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in (y, final)]
+    return [y, final, *torch.autograd.grad((y, final), leaves, from_above)]
+
+
+def test_the_loop_is_the_equation() -> None:
+    x, log_decay, b, c, state = inputs(3)
+    y, final = ssd_loop(x, log_decay, b, c, state)
+    h = state[1, 2]
+    for t in range(3):
+        h = log_decay[1, t, 2].exp() * h + torch.outer(b[1, t, 2], x[1, t, 2])
+        torch.testing.assert_close(y[1, t, 2], h.T @ c[1, t, 2], **EXACT)
+    torch.testing.assert_close(final[1, 2], h, **EXACT)
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 100, 200])
+@pytest.mark.parametrize("decay", [0.01, 1.0])
+def test_chunks_are_the_loop_with_every_gradient(length: int, decay: float) -> None:
+    values = inputs(length, decay)
+    torch.testing.assert_close(with_gradients(ssd_chunked, values), with_gradients(ssd_loop, values), **EXACT)
+
+
+def test_a_decay_that_forgets_everything_leaves_finite_gradients() -> None:
+    values = [value.float() for value in inputs(100, decay=200.0)]
+    actual = with_gradients(ssd_chunked, values)
+    assert all(x.isfinite().all() for x in actual)
+    torch.testing.assert_close(actual, with_gradients(ssd_loop, values), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("length", [4, 20])
+def test_the_heads_of_a_group_share_b_and_c(groups: int, length: int) -> None:
+    x, log_decay, b, c, state = inputs(length, groups=groups)
+    actual = ssd(x, log_decay, b, c, initial_state=state)
+    b, c = (part.repeat_interleave(4 // groups, dim=2) for part in (b, c))
+    torch.testing.assert_close(actual, ssd_loop(x, log_decay, b, c, state), **EXACT)
+
+
+@pytest.mark.parametrize("bounds", [[0, 3, 5], [0, 30, 100]])
+def test_packed_documents_end_in_their_own_states(bounds: list[int]) -> None:
+    x, log_decay, b, c, _ = (part[:1] for part in inputs(bounds[-1]))
+    _, final = ssd(x, log_decay, b, c, cu_seqlens=torch.tensor(bounds))
+    for i, (start, stop) in enumerate(pairwise(bounds)):
+        _, alone = ssd(*(part[:, start:stop] for part in (x, log_decay, b, c)))
+        torch.testing.assert_close(final[i], alone[0], **EXACT)
+
+
+def test_what_the_fla_kernels_cannot_take_is_refused_with_the_reason() -> None:
+    assert why_refused(torch.zeros(1, 1, 1, 19, dtype=torch.bfloat16)) is None
+    with pytest.raises(ValueError, match="ssd: backend 'fla' cannot be used: it computes in bfloat16 or float16; got"):
+        ssd(*inputs(4)[:4], backend="fla")
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    x, log_decay, b, c, state = inputs(4)
+    with pytest.raises(ValueError, match=r"groups must divide x's heads; got x \(2, 4, 4, 19\), B \(2, 4, 3, 5\)"):
+        ssd(x, log_decay, b[:, :, :3], c[:, :, :3])
+    with pytest.raises(ValueError, match=r"log_decay must have shape \(2, 4, 4\); got \(2, 4, 1\)"):
+        ssd(x, log_decay[..., :1], b, c)
+    with pytest.raises(ValueError, match=r"initial_state must have shape \(2, 4, 5, 19\); got \(1, 4, 5, 19\)"):
+        ssd(x, log_decay, b, c, initial_state=state[:1])
