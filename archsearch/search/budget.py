@@ -111,7 +111,9 @@ def check_exact(budget: Budget, architecture: Architecture) -> list[Check]:
     for name in ("parameters", "state_bytes"):
         value = FIGURES[name](architecture)
         for limit in getattr(budget, name):
-            side = "" if len(getattr(budget, name)) == 1 else f".{'at_least' if limit.at_least is not None else 'at_most'}"
+            side = (
+                "" if len(getattr(budget, name)) == 1 else f".{'at_least' if limit.at_least is not None else 'at_most'}"
+            )
             checks.append(_check(f"{name}{side}", value, limit))
     return checks
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from archsearch.architecture import Architecture, BoundMixer
 from archsearch.registry import MixerOptions
 from archsearch.search.choices import Choices, Match, Range, Scalar, solve
-from archsearch.search.placement import IllegalPlacement, nth_subset, place
+from archsearch.search.placement import PlacementError, nth_subset, place
 from archsearch.search.space import Space
 
 
@@ -38,7 +38,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """A candidate that every study starts with, its shape as written, with the decisions that a sampler can learn from."""
+    """A candidate that every study starts with, its shape as written."""
 
     name: str
     rule: str
@@ -53,7 +53,7 @@ def sample(space: Space, suggest: Suggest) -> Candidate:
         rule = suggest.choice("placement", space.placements)
     try:
         slots = _slots(space, rule, count, suggest)
-    except IllegalPlacement as error:
+    except PlacementError as error:
         key = f"illegal {rule} {count}"
         return Candidate(
             key=key, count=count, placement=rule, slots=(), options=None, architecture=None, illegal=str(error)
@@ -100,9 +100,8 @@ def given(space: Space) -> list[Given]:
     return found
 
 
-def build_given(space: Space, name: str) -> Candidate:
+def build_given(space: Space, found: Given) -> Candidate:
     """Return a candidate of `given`; its written shape is exempt from any tolerance."""
-    found = next(candidate for candidate in given(space) if candidate.name == name)
     slots = place(found.rule, found.count, space.slots) if found.count else ()
     return build(space, found.rule, slots, space.published if slots else None)
 

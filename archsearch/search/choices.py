@@ -31,7 +31,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """The integer that brings the mixer's parameters nearest to those of the replaced one, within a relative tolerance."""
+    """The integer that brings the parameters nearest to the replaced mixer's, within a relative tolerance."""
 
     match: Literal["parameters"] = "parameters"
     of: Literal["replaced"] = "replaced"
@@ -77,7 +77,9 @@ def _choice(name: str, value: Any, hint: Any, where: Where) -> Choice:
     place = where / name
     if isinstance(value, Mapping):
         if hint not in (int, int | None):
-            raise place.error(f"takes a value or a list; a range or a match needs an integer option; got {dict(value)!r}")
+            raise place.error(
+                f"takes a value or a list; a range or a match needs an integer option; got {dict(value)!r}"
+            )
         return _match(value, place) if "match" in value else _range(value, place)
     values = value if isinstance(value, list) else [value]
     if not values:

@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping
 from archsearch.config import Where, nearest
 
 
-def check_keys(values: Mapping[str, object], known: Collection[str], where: Where, required: Collection[str] = ()) -> None:
+def check_keys(
+    values: Mapping[str, object], known: Collection[str], where: Where, required: Collection[str] = ()
+) -> None:
     """Raise ConfigError where a key is unknown (with the nearest known one) or missing."""
     for key in values:
         if key not in known:

@@ -13,7 +13,7 @@ from archsearch.architecture import Architecture, Layer
 PLACEMENTS = ("first", "last", "before_attention", "after_attention", "spread", "free")
 
 
-class IllegalPlacement(ValueError):
+class PlacementError(ValueError):
     """A count that a placement has no room for."""
 
 
@@ -42,7 +42,7 @@ def find_slots(base: Architecture, replace: str) -> Slots:
 
 
 def place(rule: str, count: int, slots: Slots) -> tuple[int, ...]:
-    """Return the slots that a rule fills, in order. Raises IllegalPlacement. `free` is not a rule, but any subset."""
+    """Return the slots that a rule fills, in order. Raises PlacementError. `free` is not a rule, but any subset."""
     total = slots.total
     if rule == "first":
         return tuple(range(count))
@@ -54,7 +54,7 @@ def place(rule: str, count: int, slots: Slots) -> tuple[int, ...]:
     beside = slots.before_attention if rule == "before_attention" else slots.after_attention
     if count > len(beside):
         words = rule.replace("_", " ")
-        raise IllegalPlacement(f"{words} has room for {len(beside)}; got a count of {count}")
+        raise PlacementError(f"{words} has room for {len(beside)}; got a count of {count}")
     return beside[:count]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from archsearch import registry
 from archsearch.architecture import Architecture
-from archsearch.config import ConfigError, Where, fill, load_yaml, nearest, quantity
+from archsearch.config import Where, fill, load_yaml, quantity
 from archsearch.pattern import compact
 from archsearch.registry import MixerOptions
 from archsearch.search.budget import Budget, parse_budget
@@ -51,7 +51,7 @@ class StudyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """What is searched. `base` has no slot filled; `published` are the options written for the mixer that fills them."""
+    """What is searched. `base` has no slot filled; `published` are the options written for the inserted mixer."""
 
     name: str
     base: Architecture
@@ -77,11 +77,17 @@ def load_space(path: str | Path) -> Space:
 def parse_space(values: Mapping[str, Any], where: Where) -> Space:
     """Read a search space from plain values, as its YAML holds them. Raises ConfigError."""
     written = fill(_Written, values, where)
-    if not written.name or not set(written.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-") or written.name[0] in "_-":
+    if (
+        not written.name
+        or not set(written.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-")
+        or written.name[0] in "_-"
+    ):
         raise (where / "name").error(f"must match [a-z0-9][a-z0-9_-]*; got {written.name!r}")
     base = Architecture.from_dict(written.architecture, where / "architecture")
     place = where / "space"
-    check_keys(written.space, ("replace", "with", "count", "placement", "mixers"), place, required=("replace", "with", "count"))
+    check_keys(
+        written.space, ("replace", "with", "count", "placement", "mixers"), place, required=("replace", "with", "count")
+    )
     replace, insert = (_letter(written.space[key], base, place / key) for key in ("replace", "with"))
     _check_letters(replace, insert, base, place)
     slots = find_slots(base, replace)
@@ -159,9 +165,9 @@ def _placements(values: object, slots: Slots, where: Where) -> tuple[str, ...]:
         check_name(name, PLACEMENTS, "placement", Where(where.source, f"{where.key}[{i}]"))
         if name in values[:i]:
             raise where.error(f"must name each placement once; got {name!r} twice")
-        for rule, places in (("before_attention", slots.before_attention), ("after_attention", slots.after_attention)):
-            if name == rule and not places:
-                raise where.error(f"no slot stands {rule.replace('_', ' an ').replace('an attention', 'an attention layer')}; got {name!r}")
+        beside = {"before_attention": slots.before_attention, "after_attention": slots.after_attention}
+        if not beside.get(name, (0,)):
+            raise where.error(f"no slot stands next to attention on that side; got {name!r}")
     return tuple(values)
 
 
@@ -191,6 +197,3 @@ def _study(values: object, where: Where) -> StudyOptions:
     if study.timeout_per_trial <= 0:
         raise (where / "timeout_per_trial").error(f"must be positive; got {study.timeout_per_trial}")
     return study
-
-
-__all__ = ["ConfigError", "Space", "StudyOptions", "load_space", "nearest", "parse_space"]

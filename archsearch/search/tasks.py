@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from typing import Any, Literal, get_type_hints
 
 from archsearch.config import Where, fill, quantity
 from archsearch.search.keys import check_keys, check_name
@@ -23,7 +23,7 @@ class Task:
     name: str
     data: str
     arguments: Mapping[str, Any]
-    length: int | None
+    length: int
     evaluate: tuple[int, ...]
     tokens: int
     optimizer: Mapping[str, Any]
@@ -65,7 +65,9 @@ def parse_objectives(values: list[Any], tasks: Mapping[str, Task], where: Where)
     """Read the objectives; the first names the winner, later ones break ties. Raises ConfigError."""
     if not values:
         raise where.error("must name at least one objective; got []")
-    objectives = tuple(_objective(value, tasks, Where(where.source, f"{where.key}[{i}]")) for i, value in enumerate(values))
+    objectives = tuple(
+        _objective(value, tasks, Where(where.source, f"{where.key}[{i}]")) for i, value in enumerate(values)
+    )
     repeated = next((x for i, x in enumerate(objectives) if x in objectives[:i]), None)
     if repeated:
         raise where.error(f"must name each objective once; got {repeated.label!r} twice")
@@ -99,44 +101,62 @@ class _Common:
     schedule: dict[str, Any] = field(default_factory=dict)
 
 
-_NOT_WRITTEN = ("self", "seed", "eval_lengths", "train_tokens", "args", "kwargs")
+_FILLED_IN = ("seed", "length", "batch_size", "eval_lengths")
+"""Arguments of a data class that a space does not write as they are."""
 
 
 def _task(name: str, values: Any, where: Where) -> Task:
-    from archsearch.training.step import OptimizerOptions, ScheduleOptions
-
     if not isinstance(values, Mapping):
         raise where.error(f"must be a mapping with data, tokens and the data's arguments; got {values!r}")
-    names = [field.name for field in fields(_Common)]
-    check_keys({key: values[key] for key in values if key == "data"}, names, where, required=("data",))
+    if "data" not in values:
+        raise (where / "data").error("is required")
     classes = data_classes()
     check_name(values["data"], tuple(classes), "data", where / "data")
-    own = [x for x in inspect.signature(classes[values["data"]]).parameters if x not in _NOT_WRITTEN]
-    check_keys(values, list(dict.fromkeys(names + own)), where)
+    data = classes[values["data"]]
+    names = [field.name for field in fields(_Common)]
+    own = [argument for argument in inspect.signature(data).parameters if argument not in _FILLED_IN]
+    check_keys(values, names + own, where)
     common = fill(_Common, {key: value for key, value in values.items() if key in names}, where)
-    for key, value in (("tokens", common.tokens), ("length", common.length), ("batch_size", common.batch_size)):
-        if value is not None and value < 1:
-            raise (where / key).error(f"must be at least 1; got {value}")
-    for i, length in enumerate(common.evaluate):
-        if length < 1:
-            raise (where / f"evaluate[{i}]").error(f"must be at least 1; got {length}")
-    optimizer = dict(common.optimizer)
-    if common.learning_rate is not None:
-        optimizer["learning_rate"] = common.learning_rate
-    fill(OptimizerOptions, optimizer, where / "optimizer")
-    fill(ScheduleOptions, common.schedule, where / "schedule")
-    arguments = {key: value for key, value in values.items() if key in own and key not in names}
+    _check_common(common, where)
+    arguments = _arguments(data, {key: value for key, value in values.items() if key in own}, where)
     shared = {"length": common.length, "batch_size": common.batch_size}
+    arguments |= {key: value for key, value in shared.items() if value is not None}
+    try:
+        module: Any = data(**arguments, eval_lengths=common.evaluate)
+    except ValueError as error:
+        raise where.error(str(error)) from None
+    learning_rate = {} if common.learning_rate is None else {"learning_rate": common.learning_rate}
     return Task(
         name=name,
         data=common.data,
-        arguments={**arguments, **{key: value for key, value in shared.items() if value is not None}},
-        length=common.length,
+        arguments=arguments,
+        length=module.length,
         evaluate=tuple(common.evaluate),
         tokens=int(common.tokens),
-        optimizer=optimizer,
+        optimizer={**common.optimizer, **learning_rate},
         schedule=common.schedule,
     )
+
+
+def _check_common(common: _Common, where: Where) -> None:
+    from archsearch.training.step import OptimizerOptions, ScheduleOptions
+
+    numbers = {"tokens": common.tokens, "length": common.length, "batch_size": common.batch_size}
+    numbers |= {f"evaluate[{i}]": length for i, length in enumerate(common.evaluate)}
+    for key, value in numbers.items():
+        if value is not None and value < 1:
+            raise (where / key).error(f"must be at least 1; got {value}")
+    if common.learning_rate is not None and common.learning_rate <= 0:
+        raise (where / "learning_rate").error(f"must be positive; got {common.learning_rate}")
+    fill(OptimizerOptions, common.optimizer, where / "optimizer")
+    fill(ScheduleOptions, common.schedule, where / "schedule")
+
+
+def _arguments(data: type, values: Mapping[str, Any], where: Where) -> dict[str, Any]:
+    """Return the data's own arguments, their types checked against its signature."""
+    hints = get_type_hints(data.__init__)  # type: ignore[misc]
+    schema = make_dataclass("Arguments", [(name, hints[name]) for name in values])
+    return vars(fill(schema, values, where)) if values else {}
 
 
 def _objective(values: Any, tasks: Mapping[str, Task], where: Where) -> Objective:
@@ -144,8 +164,9 @@ def _objective(values: Any, tasks: Mapping[str, Task], where: Where) -> Objectiv
     check_name(objective.task, tuple(tasks), "task", where / "task")
     check_name(objective.metric, METRICS, "metric", where / "metric")
     task = tasks[objective.task]
-    lengths = sorted({*task.evaluate, *([task.length] if task.length else [])})
+    lengths = sorted({task.length, *task.evaluate})
     if objective.length is not None and objective.length not in lengths:
         known = ", ".join(map(str, lengths))
-        raise (where / "length").error(f"must be a length that task {task.name} is evaluated at ({known}); got {objective.length}")
-    return objective
+        rule = f"must be a length that task {task.name} is evaluated at ({known})"
+        raise (where / "length").error(f"{rule}; got {objective.length}")
+    return replace(objective, length=None) if objective.length == task.length else objective

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from archsearch.config import quantity
+from archsearch.config import ConfigError
 from archsearch.model.language_model import HybridLM
 
 Batch = dict[str, Tensor]
@@ -20,22 +22,48 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions:
-    """AdamW; weight decay acts on matrices, never on norms, biases, gates and what a mixer exempts."""
+    """AdamW; weight decay acts on matrices, never on norms, biases, gates and what a mixer exempts.
+
+    Args:
+        learning_rate: Peak of the schedule.
+        beta1: Decay of the mean of the gradient.
+        beta2: Decay of the mean of the squared gradient.
+        eps: Added to the root of the latter.
+        weight_decay: Times the learning rate is what a matrix loses per step.
+        grad_clip: Norm that the gradient of all parameters together is clipped to; null leaves it alone.
+    """
 
     learning_rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
+    grad_clip: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        if self.learning_rate <= 0:
+            raise ConfigError(f"optimizer.learning_rate: must be positive; got {self.learning_rate}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"optimizer.{name}: must be at least 0 and below 1; got {getattr(self, name)}")
+        for name in ("eps", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"optimizer.{name}: must be at least 0; got {getattr(self, name)}")
+        if self.grad_clip is not None and self.grad_clip <= 0:
+            raise ConfigError(f"optimizer.grad_clip: must be positive or null; got {self.grad_clip}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
-    """Linear warm-up over a fraction of the run, then a cosine (or nothing) down to a fraction of the peak rate."""
+    """Linear warm-up over a fraction of the run, then a cosine (or nothing) down to a fraction of the peak rate.
+
+    The run is counted in steps, or in tokens where `tokens` says how many; it then ends with them.
+    """
 
     type: Literal["cosine", "constant"] = "cosine"
     warmup: float = 0.1
     final: float = 0.1
+    tokens: int | None = quantity("count", default=None)
 
 
 def train_step(model: HybridLM, optimizer: torch.optim.Optimizer, batch: Batch, grad_clip: float | None) -> Tensor:
@@ -61,9 +89,10 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
 
 
-def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.AdamW:
-    """Return AdamW over the parameter groups of `model`; fused on a GPU."""
-    fused = all(parameter.is_cuda for parameter in model.parameters())
+def build_optimizer(model: nn.Module, options: OptimizerOptions, *, fused: bool | None = None) -> torch.optim.AdamW:
+    """Return AdamW over the parameter groups of `model`; fused on a GPU unless told otherwise."""
+    if fused is None:
+        fused = all(parameter.is_cuda for parameter in model.parameters())
     betas = (options.beta1, options.beta2)
     groups = parameter_groups(model, options.weight_decay)
     return torch.optim.AdamW(groups, lr=options.learning_rate, betas=betas, eps=options.eps, fused=fused)
@@ -82,11 +111,15 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
     ]
 
 
-def lr_factor(progress: float, options: ScheduleOptions) -> float:
-    """Return the learning rate's factor at `progress`, the share of the run (in steps or tokens) that is done."""
-    if progress < options.warmup:
-        return progress / options.warmup
+def lr_factor(progress: float, options: ScheduleOptions, warmup: float | None = None) -> float:
+    """Return the learning rate's factor at `progress`, the share of the run (in steps or tokens) that is done.
+
+    `warmup` is the share that warms up where the options' own does not say it, because they give it in steps.
+    """
+    warmup = options.warmup if warmup is None else warmup
+    if progress < warmup:
+        return progress / warmup
     if options.type == "constant":
         return 1.0
-    after = min(1.0, (progress - options.warmup) / max(1e-9, 1 - options.warmup))
+    after = min(1.0, (progress - warmup) / max(1e-9, 1 - warmup))
     return options.final + (1 - options.final) * 0.5 * (1 + math.cos(math.pi * after))

@@ -1,0 +1,100 @@
+"""What the data modules share: a training stream that begins where a checkpoint ended, one loader per length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as lightning
+
+from archsearch.config import ConfigError
+from archsearch.data.stream import Batch, BatchStream, FiniteBatchStream
+
+
+class TokenData(lightning.LightningDataModule):
+    """Batches of tokens and next targets; a subclass says what batch i is.
+
+    The training stream has no end: `max_steps` or `max_tokens` ends the run. Batch i is a pure function of the seed and
+    i, so a resumed run goes on with the very next batch, whatever the number of workers.
+    """
+
+    scores_last_position = False
+
+    def __init__(
+        self, *, length: int, batch_size: int, eval_lengths: list[int] | None, seed: int | None, num_workers: int
+    ) -> None:
+        super().__init__()
+        self.length = length
+        self.batch_size = batch_size
+        self.eval_lengths = list(dict.fromkeys(eval_lengths or self.default_eval_lengths(length)))
+        self.seed = 0 if seed is None else seed
+        self.num_workers = num_workers
+        self._restored_batches = 0
+        _check_at_least(1, length=length, batch_size=batch_size, eval_lengths=min(self.eval_lengths))
+        _check_at_least(0, num_workers=num_workers, seed=self.seed)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of different tokens."""
+        raise NotImplementedError
+
+    @property
+    def tokens_per_batch(self) -> int:
+        """The tokens of one training batch at its full length."""
+        return self.batch_size * self.length
+
+    def default_eval_lengths(self, length: int) -> list[int]:
+        """Return the evaluation lengths where none are given; the first is the training length."""
+        return [length]
+
+    def train_batches(self) -> Callable[[int], Batch]:
+        """Return the function that makes training batch i; it has to be picklable, for workers."""
+        raise NotImplementedError
+
+    def eval_batches(self, split: str, length: int) -> tuple[Callable[[int], Batch], int]:
+        """Return the function that makes batch i of a split (`val` or `test`), and how many batches there are."""
+        raise NotImplementedError
+
+    def train_dataloader(self) -> BatchStream:
+        return BatchStream(batch_at=self.train_batches(), start=self._batches_done, **self._shares())
+
+    def val_dataloader(self) -> list[FiniteBatchStream]:
+        return [self._eval_stream("val", length) for length in self.eval_lengths]
+
+    def test_dataloader(self) -> list[FiniteBatchStream]:
+        return [self._eval_stream("test", length) for length in self.eval_lengths]
+
+    def predict_dataloader(self) -> FiniteBatchStream:
+        return self._eval_stream("test", self.eval_lengths[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self._batches_done()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._restored_batches = state_dict["batches"]
+
+    def _batches_done(self) -> int:
+        """Return how many batches of this rank have been trained on."""
+        if self.trainer is None:
+            return self._restored_batches
+        # Lightning restores its own count only after it may have asked for the loader
+        return max(self._restored_batches, self.trainer.fit_loop.epoch_loop.batch_progress.total.processed)
+
+    def _eval_stream(self, split: str, length: int) -> FiniteBatchStream:
+        batch_at, stop = self.eval_batches(split, length)
+        return FiniteBatchStream(batch_at=batch_at, stop=stop, **self._shares())
+
+    def eval_rows(self, length: int) -> int:
+        """Return the rows of an evaluation batch: as many tokens as a training batch has, at least one row."""
+        return max(1, self.tokens_per_batch // length)
+
+    def _shares(self) -> dict[str, int]:
+        trainer = self.trainer
+        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+        return {"rank": rank, "world_size": world_size, "num_workers": self.num_workers}
+
+
+def _check_at_least(low: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < low:
+            raise ConfigError(f"data.{name}: must be at least {low}; got {value}")

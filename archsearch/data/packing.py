@@ -1,0 +1,77 @@
+"""Rows of a fixed length cut from documents laid end to end, any row by its number."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from archsearch.data.stream import Batch
+
+if TYPE_CHECKING:
+    from archsearch.data.corpus import Corpus
+
+START = 256
+"""The token in front of every document; the target of a document's last byte, too."""
+
+
+class PackedRows:
+    """Rows of `length` tokens and their next tokens; row r of epoch e is a pure function of (seed, e, r).
+
+    A document is START and its bytes. Every epoch lays the documents end to end in a new order, cuts them into rows
+    (the rest that fills no row is left out) and takes the rows in a new order. Without a seed the orders are as stored.
+    """
+
+    def __init__(self, corpus: Corpus, documents: NDArray[np.int64], length: int, seed: int | None = None) -> None:
+        self.corpus, self.documents, self.length, self.seed = corpus, documents, length, seed
+        self._lengths = np.diff(corpus.bounds)[documents] + 1
+        self.tokens = int(self._lengths.sum())
+        self.rows = max(0, (self.tokens - 1) // length)
+
+    def row(self, number: int) -> NDArray[np.int64]:
+        """Return row `number`, counted over all epochs, with one token more for the last target: `[length + 1]`."""
+        epoch, place = divmod(number, self.rows)
+        documents, ends, rows = _epoch(self, epoch)
+        start = rows[place] * self.length
+        return self._tokens(start, start + self.length + 1, documents, ends)
+
+    def _tokens(self, start: int, stop: int, documents: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        tokens = np.empty(stop - start, dtype=np.int64)
+        filled, i = 0, int(np.searchsorted(ends, start, side="right"))
+        while filled < len(tokens):
+            first, last = self.corpus.bounds[documents[i]], self.corpus.bounds[documents[i] + 1]
+            offset = start + filled - (ends[i] - (last - first) - 1)  # 0 is START
+            if offset == 0:
+                tokens[filled] = START
+                filled, offset = filled + 1, 1
+            content = self.corpus.bytes[first + offset - 1 : min(last, first + offset - 1 + len(tokens) - filled)]
+            tokens[filled : filled + len(content)] = content
+            filled, i = filled + len(content), i + 1
+        return tokens
+
+
+@lru_cache(maxsize=4)
+def _epoch(packed: PackedRows, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the documents in an epoch's order, where each ends, and the order of the rows."""
+    order, rows = np.arange(len(packed.documents)), np.arange(packed.rows)
+    if packed.seed is not None:
+        rng = np.random.default_rng([packed.seed, epoch])
+        rng.shuffle(order)
+        rng.shuffle(rows)
+    return packed.documents[order], packed._lengths[order].cumsum(), rows
+
+
+def packed_batch(rows: NDArray[np.int64]) -> Batch:
+    """Return a batch of `rows` `[B, T + 1]`; documents and rows bound what a position sees."""
+    tokens = np.ascontiguousarray(rows[:, :-1])
+    starts = tokens == START
+    starts[:, 0] = True
+    bounds = np.append(np.flatnonzero(starts), tokens.size)
+    return {
+        "tokens": torch.from_numpy(tokens),
+        "targets": torch.from_numpy(np.ascontiguousarray(rows[:, 1:])),
+        "cu_seqlens": torch.from_numpy(bounds),
+    }

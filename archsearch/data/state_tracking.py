@@ -1,0 +1,142 @@
+"""Word problems of finite groups: predict the running product at each position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from archsearch.config import ConfigError
+from archsearch.data.groups import multiplication_table
+from archsearch.data.module import TokenData
+from archsearch.data.stream import Batch
+
+SPLITS = ("train", "val", "test")
+
+
+class StateTracking(TokenData):
+    """Word problems of a finite group: tokens are random elements, the target is their product so far.
+
+    y_t = x_1 · x_2 · ... · x_t, where in a group of permutations a · b means first a, then b (the word problem of
+    Merrill et al., arXiv:2404.08819). Tokens are uniform and independent, so guessing scores 1 / (number of elements).
+    The validation and test sequences of a length are the same whatever the seed and the batch size.
+    """
+
+    scores_last_position = True
+
+    def __init__(
+        self,
+        group: str = "S3",
+        length: int = 32,
+        batch_size: int = 128,
+        eval_lengths: list[int] | None = None,
+        eval_size: int = 512,
+        curriculum_start: int | None = None,
+        curriculum_steps: int = 0,
+        seed: int | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        """Describe the task; nothing is generated before it is asked for.
+
+        Args:
+            group: S<n> (all permutations of n points), A<n> (the even ones) or Z<n> (addition modulo n): S3, A5, Z60.
+            length: Tokens per training sequence.
+            batch_size: Sequences per training batch.
+            eval_lengths: Lengths of the validation and test sequences; the plain val/... metrics are those of the
+                first. Default: `length` and 4 x `length`.
+            eval_size: Validation (and test) sequences per length.
+            curriculum_start: Length of the first training batch; from there it grows in a line up to `length`.
+                Default: every batch has `length`.
+            curriculum_steps: Training batches over which the length grows.
+            seed: Of the training sequences. Default: that of `seed_everything` on the command line, else 0.
+            num_workers: Processes that make batches; 0 makes them in the training process, which costs little.
+        """
+        super().__init__(
+            length=length, batch_size=batch_size, eval_lengths=eval_lengths, seed=seed, num_workers=num_workers
+        )
+        if curriculum_start is not None and not 1 <= curriculum_start <= length:
+            raise ConfigError(f"data.curriculum_start: must be from 1 to length ({length}); got {curriculum_start}")
+        if curriculum_steps < 0 or (curriculum_start is not None and curriculum_steps == 0):
+            rule = "must be the number of batches over which the length grows"
+            raise ConfigError(f"data.curriculum_steps: {rule}; got {curriculum_steps}")
+        if eval_size < 1:
+            raise ConfigError(f"data.eval_size: must be at least 1; got {eval_size}")
+        self.group = group
+        self.eval_size = eval_size
+        self._table = multiplication_table(group)
+        self._curriculum = (curriculum_start, curriculum_steps)
+        self.save_hyperparameters(logger=False)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._table)
+
+    def default_eval_lengths(self, length: int) -> list[int]:
+        return [length, 4 * length]
+
+    def train_batches(self) -> Callable[[int], Batch]:
+        length_at = partial(training_length, length=self.length, start=self._curriculum[0], steps=self._curriculum[1])
+        return TrainingWords(self._table, length_at, self.batch_size, self.seed)
+
+    def eval_batches(self, split: str, length: int) -> tuple[Callable[[int], Batch], int]:
+        rows = self.eval_rows(length)
+        return EvaluationWords(self._table, split, length, self.eval_size, rows), -(-self.eval_size // rows)
+
+
+def training_length(index: int, *, length: int, start: int | None, steps: int) -> int:
+    """Return the length of training batch `index`: from `start` in a line up to `length` after `steps` batches."""
+    if start is None or index >= steps:
+        return length
+    return start + (length - start + 1) * index // steps
+
+
+@dataclass(frozen=True)
+class TrainingWords:
+    """Training batch i of a seed."""
+
+    table: NDArray[np.int64]
+    length_at: Callable[[int], int]
+    batch_size: int
+    seed: int
+
+    def __call__(self, index: int) -> Batch:
+        rng = np.random.default_rng([SPLITS.index("train"), self.seed, index])
+        words = rng.integers(len(self.table), size=(self.batch_size, self.length_at(index)))
+        return _batch(words, self.table)
+
+
+@dataclass(frozen=True)
+class EvaluationWords:
+    """Batch i of the fixed sequences of a split and length."""
+
+    table: NDArray[np.int64]
+    split: str
+    length: int
+    size: int
+    rows: int
+
+    def __call__(self, index: int) -> Batch:
+        return _batch(self._words[index * self.rows : (index + 1) * self.rows], self.table)
+
+    @cached_property
+    def _words(self) -> NDArray[np.int64]:
+        rng = np.random.default_rng([SPLITS.index(self.split), self.length])
+        return rng.integers(len(self.table), size=(self.size, self.length))
+
+
+def running_products(words: NDArray[np.int64], table: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return x_1 · ... · x_t for every t of `words` `[B, T]`."""
+    products = np.empty_like(words)
+    product = np.zeros(len(words), dtype=np.int64)
+    for t in range(words.shape[1]):
+        product = table[product, words[:, t]]
+        products[:, t] = product
+    return products
+
+
+def _batch(words: NDArray[np.int64], table: NDArray[np.int64]) -> Batch:
+    return {"tokens": torch.from_numpy(words), "targets": torch.from_numpy(running_products(words, table))}

@@ -1,0 +1,65 @@
+"""A stream of batches in which batch i is made from its index alone, so that it can begin anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchStream:
+    """The batches `start()`, `start()` + 1, ... of a rank, without end.
+
+    Of `world_size` ranks, rank r takes every world_size-th batch from its start + r; worker processes share a rank's
+    batches in the same way, so their number changes nothing. `start` is asked at every pass.
+    """
+
+    batch_at: Callable[[int], Batch]
+    start: Callable[[], int] = lambda: 0
+    rank: int = 0
+    world_size: int = 1
+    num_workers: int = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        indices = self._indices()
+        if self.num_workers == 0:
+            return map(self.batch_at, indices)
+        # its own generator: an iterator over workers draws a seed, which would move the global one
+        dataset = _InWorkers(self.batch_at, indices)
+        workers = DataLoader(dataset, batch_size=None, num_workers=self.num_workers, generator=torch.Generator())
+        return iter(workers)
+
+    def _indices(self) -> count[int] | range:
+        return count(self.start() * self.world_size + self.rank, self.world_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FiniteBatchStream(BatchStream):
+    """The batches from 0 up to `stop`, for evaluation."""
+
+    stop: int
+
+    def __len__(self) -> int:
+        return len(self._indices())
+
+    def _indices(self) -> range:
+        return range(self.rank, self.stop, self.world_size)
+
+
+class _InWorkers(IterableDataset[Batch]):
+    """The indices dealt out to worker processes in turn, which is the order in which their batches are taken."""
+
+    def __init__(self, batch_at: Callable[[int], Batch], indices: count[int] | range) -> None:
+        self.batch_at, self.indices = batch_at, indices
+
+    def __iter__(self) -> Iterator[Batch]:
+        info = get_worker_info()
+        assert info is not None
+        return map(self.batch_at, islice(self.indices, info.id, None, info.num_workers))

@@ -1,0 +1,108 @@
+"""Language modelling on bytes of real text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from archsearch.config import ConfigError
+from archsearch.data.corpus import Corpus, check_source, open_corpus
+from archsearch.data.module import TokenData
+from archsearch.data.packing import PackedRows, packed_batch
+from archsearch.data.stream import Batch
+
+
+class Text(TokenData):
+    """Next-byte prediction on files, by default the Python sources of this interpreter's standard library.
+
+    Tokens are the bytes 0 to 255, and 256 in front of every document; the target of a document's last byte is 256, so
+    every position is scored. Documents are packed into rows and do not see each other; one that goes on in another row
+    starts there from nothing. A file is a document; a single file is cut at line ends into documents of about 16 KiB.
+    A hash of its name puts a document into the training (90 %), validation or test split (5 % each).
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        glob: str = "*",
+        length: int = 512,
+        batch_size: int = 8,
+        eval_lengths: list[int] | None = None,
+        eval_tokens: int = 65_536,
+        cache_dir: str | None = None,
+        seed: int | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        """Describe the text; files are read when training starts.
+
+        Args:
+            path: A file, or a folder that is searched with all its sub-folders; hidden files and folders are left out.
+                Default: the standard library's .py files, without site-packages.
+            glob: Which file names in a folder count, such as *.py or *.txt.
+            length: Tokens per training row.
+            batch_size: Rows per training batch.
+            eval_lengths: Lengths of the rows in validation and test; the plain val/... metrics are those of the first.
+                Default: `length`.
+            eval_tokens: Tokens of the validation (and test) split that are scored per length, at most.
+            cache_dir: Where the memory-mapped bytes are kept. Default: $XDG_CACHE_HOME/archsearch or
+                ~/.cache/archsearch.
+            seed: Of the order of documents and rows. Default: that of `seed_everything` on the command line, else 0.
+            num_workers: Processes that make batches; 0 makes them in the training process, which costs little.
+        """
+        super().__init__(
+            length=length, batch_size=batch_size, eval_lengths=eval_lengths, seed=seed, num_workers=num_workers
+        )
+        if eval_tokens < 1:
+            raise ConfigError(f"data.eval_tokens: must be at least 1; got {eval_tokens}")
+        check_source(path)
+        self.path, self.glob, self.cache_dir = path, glob, cache_dir
+        self.eval_tokens = eval_tokens
+        self._corpus: Corpus | None = None
+        self.save_hyperparameters(logger=False)
+
+    @property
+    def vocab_size(self) -> int:
+        return 257
+
+    @property
+    def corpus(self) -> Corpus:
+        """The documents, read at first use."""
+        if self._corpus is None:
+            self._corpus = open_corpus(self.path, self.glob, self.cache_dir)
+        return self._corpus
+
+    def prepare_data(self) -> None:
+        """Build the cache, once per machine."""
+        open_corpus(self.path, self.glob, self.cache_dir)
+
+    def train_batches(self) -> Callable[[int], Batch]:
+        return Rows(self._packed("train", self.length, self.seed), self.batch_size)
+
+    def eval_batches(self, split: str, length: int) -> tuple[Callable[[int], Batch], int]:
+        packed, rows = self._packed(split, length, None), self.eval_rows(length)
+        scored = min(packed.rows, max(1, self.eval_tokens // length))
+        return Rows(packed, rows, scored), -(-scored // rows)
+
+    def _packed(self, split: str, length: int, seed: int | None) -> PackedRows:
+        packed = PackedRows(self.corpus, self.corpus.documents(split), length, seed)
+        if not packed.rows:
+            source = self.path or "the standard library"
+            rule = f"a row of length {length} needs {length + 1} tokens"
+            raise ConfigError(f"data.path: {rule}; the {split} split of {source} has {packed.tokens}")
+        return packed
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Batch i: `batch_size` rows from number i x `batch_size` on, up to row `stop`."""
+
+    packed: PackedRows
+    batch_size: int
+    stop: int | None = None
+
+    def __call__(self, index: int) -> Batch:
+        first = index * self.batch_size
+        last = first + self.batch_size if self.stop is None else min(self.stop, first + self.batch_size)
+        return packed_batch(np.stack([self.packed.row(number) for number in range(first, last)]))

@@ -1,0 +1,33 @@
+"""A complete training config for `archsearch fit -c FILE`."""
+
+from __future__ import annotations
+
+from omegaconf import OmegaConf
+
+from archsearch.architecture import Architecture
+from archsearch.export.task import TrainingTask
+
+
+def to_lightning(architecture: Architecture, task: TrainingTask) -> str:
+    """Return the LightningCLI config that trains the architecture from scratch as the task says.
+
+    The vocabulary is left to the data, as it is when the task trains a candidate.
+    """
+    from archsearch.training.run import build_data, steps_for
+
+    arguments = {**task.arguments, "eval_lengths": list(task.evaluate) or None}
+    data = build_data(task.data, arguments)
+    config = {
+        "seed_everything": 0,
+        "trainer": {"max_steps": steps_for(data, task.tokens), "gradient_clip_val": 1.0},
+        "model": {
+            "architecture": {**architecture.to_dict(), "vocab_size": data.vocab_size},
+            "optimizer": dict(task.optimizer),
+            "schedule": dict(task.schedule),
+        },
+        "data": {
+            "class_path": f"archsearch.data.{task.data}",
+            "init_args": {key: value for key, value in arguments.items() if value is not None},
+        },
+    }
+    return OmegaConf.to_yaml(OmegaConf.create(config))

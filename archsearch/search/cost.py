@@ -1,0 +1,49 @@
+"""What a study will cost, and what that estimate rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from archsearch.search.rows import Row
+from archsearch.search.space import Space
+
+
+def upper_bound(space: Space, trials: int) -> str:
+    """Return the tokens that a study trains on at most, in words, before anything has been timed."""
+    each = sum(task.tokens for task in space.tasks.values())
+    again = space.study.confirm
+    runs = (again.top + 1) * again.seeds
+    tasks = " + ".join(f"{name} {_count(task.tokens)}" for name, task in space.tasks.items())
+    return (
+        f"at most {trials} candidates and {runs} confirmation runs of {_count(each)} tokens ({tasks}): "
+        f"{_count((trials + runs) * each)} tokens; illegal, refused and repeated candidates cost none"
+    )
+
+
+def time_left(space: Space, rows: Sequence[Row], trials: int) -> str:
+    """Return the time that is left at most, from the trials that have been timed."""
+    timed = [sum(row.result.seconds.values()) for row in rows if row.outcome == "completed"]
+    if not timed:
+        return "time left: known after the first trial"
+    again = space.study.confirm
+    distinct = sum(row.outcome not in ("duplicate", "waiting", "running") for row in rows)
+    runs = max(0, trials - distinct) + (again.top + 1) * again.seeds
+    mean = sum(timed) / len(timed)
+    speed = sum(task.tokens for task in space.tasks.values()) / mean
+    basis = (
+        f"{len(timed)} trained candidate{'s' if len(timed) > 1 else ''}, {mean:.1f} s and {speed:,.0f} tokens/s each"
+    )
+    return f"at most {_duration(runs * mean)} left (from {basis}; {runs} runs to go)"
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,123 @@
+"""What a study has found, as plain values: evidence.json, from which every final table is printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from archsearch import __version__
+from archsearch.config import save_yaml
+from archsearch.files import write_atomic
+from archsearch.search.rows import Row
+from archsearch.search.selection import CONFIDENCE, Confirmed, Estimate, ranked, winner
+from archsearch.search.space import Space
+
+FORMAT = 1
+PACKAGES = ("torch", "lightning", "optuna", "triton", "fla-core", "numpy")
+
+
+def gather(
+    space: Space, rows: Sequence[Row], confirmed: Sequence[Confirmed], *, ending: str, seed: int
+) -> dict[str, Any]:
+    """Return all figures, seeds, verdicts and circumstances of a study that has ended."""
+    best = _winner_row(space, rows, confirmed)
+    return {
+        "format": FORMAT,
+        "name": space.name,
+        "ending": ending,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": " ".join(sys.argv),
+        "seed": seed,
+        "versions": {"archsearch": __version__, "python": platform.python_version(), **_versions()},
+        "device": next(
+            (row.result.measurement["device"] for row in rows if row.result.measurement), platform.machine()
+        ),
+        "objectives": [{**dataclasses.asdict(objective), "label": objective.label} for objective in space.objectives],
+        "counts": dict(Counter(row.outcome for row in rows)),
+        "winner": best.number if best else None,
+        "nearest": None if best else _nearest(rows),
+        "confidence": CONFIDENCE,
+        "confirmed": [_confirmed(space, candidate, confirmed) for candidate in confirmed],
+        "trials": [_trial(space, row) for row in rows],
+    }
+
+
+def write(space: Space, folder: Path, evidence: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Write best/ and, last, evidence.json, which marks the study as finished."""
+    row = next((row for row in rows if row.number == evidence["winner"]), None)
+    if row and row.description and row.description.architecture:
+        save_yaml(folder / "best" / "architecture.yaml", row.description.architecture)
+        _write_fit(space, folder / "best" / "fit.yaml", row.description.architecture)
+    write_atomic(folder / "evidence.json", json.dumps(evidence, indent=1) + "\n")
+
+
+def _write_fit(space: Space, path: Path, architecture: Any) -> None:
+    """Write the training config of the first objective's task."""
+    from archsearch.architecture import Architecture
+    from archsearch.config import Where
+    from archsearch.export.lightning import to_lightning
+
+    task = space.tasks[space.objectives[0].task]
+    write_atomic(path, to_lightning(Architecture.from_dict(architecture, Where(str(path))), task))
+
+
+def _winner_row(space: Space, rows: Sequence[Row], confirmed: Sequence[Confirmed]) -> Row | None:
+    """Return the best confirmed candidate, or where nothing was confirmed the best of the search's single seed."""
+    if best := winner(space, confirmed):
+        return best.row
+    return next(iter(ranked(space, rows)), None)
+
+
+def _nearest(rows: Sequence[Row]) -> int | None:
+    """Return the refused candidate that misses the budget by least."""
+    refused = [row for row in rows if row.outcome == "refused"]
+    return min(refused, key=lambda row: row.result.violation).number if refused else None
+
+
+def _confirmed(space: Space, candidate: Confirmed, everyone: Sequence[Confirmed]) -> dict[str, Any]:
+    base = next((other for other in everyone if other.row.given == "base"), None)
+    against = None if base is None or base is candidate else base
+    return {
+        "trial": candidate.row.number,
+        "is_base": candidate is base,
+        "feasible": candidate.row.outcome == "completed",
+        "metrics": {str(seed): metrics for seed, metrics in candidate.metrics.items()},
+        "failures": {str(seed): reason for seed, reason in candidate.failures.items()},
+        "objectives": [
+            {
+                "label": objective.label,
+                "values": {str(seed): value for seed, value in candidate.values(objective).items()},
+                "estimate": _estimate(candidate.estimate(objective)),
+                "difference_to_base": _estimate(candidate.difference(against, objective)) if against else None,
+            }
+            for objective in space.objectives
+        ],
+    }
+
+
+def _estimate(found: Estimate | None) -> dict[str, Any] | None:
+    return {**dataclasses.asdict(found), "is_tie": found.is_tie} if found else None
+
+
+def _trial(space: Space, row: Row) -> dict[str, Any]:
+    described = dataclasses.asdict(row.description) if row.description else {}
+    result = dataclasses.asdict(row.result)
+    return {"number": row.number, "given": row.given, **described, **result, "values": row.values(space)}
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,76 @@
+"""A study's folder: begun, gone on with, moved aside, or refused because its space has changed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from archsearch.config import ConfigError, load_yaml, save_yaml
+from archsearch.search.locks import Lock
+from archsearch.search.space import Space
+
+
+def open_folder(output: Path, space: Space, *, fresh: bool) -> Path:
+    """Return the study's folder, holding the space as it was when the study began. Raises ConfigError."""
+    folder = output / space.name
+    try:
+        if fresh and folder.exists():
+            _move_aside(folder)
+        (folder / "trials").mkdir(parents=True, exist_ok=True)
+        with Lock(folder / "study.lock"):
+            _begin(folder, space)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    return folder
+
+
+def read_evidence(folder: Path) -> dict[str, Any] | None:
+    """Return a finished study's evidence, or None."""
+    path = folder / "evidence.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return which keys differ, old -> new."""
+    before, after = _flatten(old), _flatten(new)
+    nothing = "nothing"
+    return [
+        f"{key}: {before.get(key, nothing)} -> {after.get(key, nothing)}"
+        for key in [*before, *(key for key in after if key not in before)]
+        if before.get(key, nothing) != after.get(key, nothing)
+    ]
+
+
+def _begin(folder: Path, space: Space) -> None:
+    saved = folder / "space.yaml"
+    if not saved.exists():
+        save_yaml(saved, space.written)
+    elif changed := changes(load_yaml(saved), space.written):
+        raise ConfigError(
+            f"{folder}: the space has changed since this study began ({'; '.join(changed)}); "
+            "--fresh begins anew and moves the old folder aside, another name keeps both"
+        )
+    if (folder / "evidence.json").exists() and not (folder / "study.db").exists():
+        raise ConfigError(f"{folder}: a recorded study without its database cannot go on; --fresh begins anew")
+
+
+def _move_aside(folder: Path) -> None:
+    moved = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+    number = 1
+    while moved.exists():
+        moved = moved.with_name(f"{moved.name}-{number}")
+        number += 1
+    folder.rename(moved)
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,120 @@
+"""Run a trial in a process of its own, and never outlive it or let it outlive us."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from archsearch.config import save_yaml
+
+COMMAND = (sys.executable, "-m", "archsearch.search.trial")
+POLL_SECONDS = 0.2
+
+Report = dict[str, Any]
+"""What a trial has written to metrics.json: `phase`, and once it has ended `outcome` and `reason`."""
+
+
+def run_trial(folder: Path, config: Mapping[str, Any], *, timeout: float, watch: Callable[[Report], None]) -> Report:
+    """Run, or take up again, the trial in `folder` and return its last report, `outcome` always among it.
+
+    `outcome` is completed, refused or failed (with the reason: its exception, a signal, or `timeout` seconds over).
+    `watch` sees the report while the trial runs. An exception here, Ctrl-C included, kills the trial.
+    """
+    _prepare(folder, config)
+    started = time.monotonic()
+    with (folder / "log.txt").open("ab") as log:
+        # The child ends when its standard input does, so it dies with us however we die; its own session keeps Ctrl-C
+        # from it and lets one signal end its data workers too.
+        process = subprocess.Popen(
+            [*COMMAND, str(folder)], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            timed_out = _wait(process, folder, started + timeout, watch)
+        finally:
+            _kill(process)
+    report = read_report(folder)
+    if timed_out:
+        return {**report, "outcome": "failed", "reason": f"timed out after {timeout:g} s (study.timeout_per_trial)"}
+    if report.get("outcome") and process.returncode == 0:
+        return report
+    return {**report, "outcome": "failed", "reason": _death(process.returncode, folder)}
+
+
+def read_report(folder: Path) -> Report:
+    """Return what the trial in `folder` has written so far."""
+    try:
+        report: Report = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return report
+
+
+def die_with_parent() -> None:
+    """End this process and its group, at once, when the one that started it is gone (called in the child).
+
+    Does nothing where a person has started it: there is no pipe from a parent then.
+    """
+    import stat
+    import threading
+
+    if not stat.S_ISFIFO(os.fstat(0).st_mode) or os.getpgrp() != os.getpid():
+        return
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 1):
+                pass
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True, name="die-with-parent").start()
+
+
+def _prepare(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write the trial's config; what another config has left in the folder is not taken up."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, text = folder / "config.yaml", folder / "config.yaml.new"
+    save_yaml(text, config)
+    if path.exists() and path.read_bytes() != text.read_bytes():
+        import shutil
+
+        for found in folder.iterdir():
+            if found.name not in ("lock", text.name):
+                shutil.rmtree(found) if found.is_dir() else found.unlink()
+    text.replace(path)
+
+
+def _wait(process: subprocess.Popen[bytes], folder: Path, deadline: float, watch: Callable[[Report], None]) -> bool:
+    """Wait for the end of the process; returns whether it had to be stopped."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=POLL_SECONDS)
+            return False
+        if time.monotonic() > deadline:
+            return True
+        watch(read_report(folder))
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the process's group: itself, and the data workers that a crash of it would leave behind."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdin:
+        process.stdin.close()
+
+
+def _death(code: int, folder: Path) -> str:
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = ": out of memory, or killed from outside" if name == "SIGKILL" else ""
+        return f"ended by {name}{hint}; see {folder / 'log.txt'}"
+    lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"exit status {code}: {lines[-1] if lines else 'nothing in its log'}"

@@ -1,0 +1,230 @@
+"""The study's database: Optuna on SQLite, its trials taken by one worker at a time, its dead workers' trials adopted.
+
+Optuna knows a worker's death by heartbeats only inside `optimize()`. Here a worker holds the lock of the trial that it
+runs: a RUNNING trial whose lock can be taken belonged to a killed worker, and whoever takes it runs it again under the
+same number and with the same parameters.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from archsearch.search.candidates import Candidate, build_given, given, given_decisions, replay_decisions, sample
+from archsearch.search.choices import Scalar
+from archsearch.search.locks import Lock, is_held
+from archsearch.search.rows import Description, Result, Row, describe
+from archsearch.search.samplers import make_sampler
+from archsearch.search.space import Space
+
+PATIENCE = 5
+"""After this many repeats in a row the next trial is drawn at random instead."""
+
+LEGAL = "legal"
+
+
+class Hold:
+    """A trial that this process runs, and its lock."""
+
+    def __init__(self, trial: Trial, lock: Lock, folder: Path) -> None:
+        self.trial, self.lock, self.folder = trial, lock, folder
+
+    @property
+    def number(self) -> int:
+        return int(self.trial.number)
+
+    def release(self) -> None:
+        """Let go; the folder goes too where nothing but the lock is in it."""
+        if [path.name for path in self.folder.iterdir()] == ["lock"]:
+            (self.folder / "lock").unlink()
+            self.folder.rmdir()
+        self.lock.release()
+
+
+class Store:
+    """One study's trials."""
+
+    def __init__(self, folder: Path, space: Space, seed: int) -> None:
+        self.folder, self.space, self.seed = folder, space, seed
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.lock = Lock(folder / "study.lock")
+        with self.lock:
+            self._storage = open_storage(folder)
+            self._study = optuna.create_study(
+                study_name=space.name,
+                storage=self._storage,
+                directions=[objective.direction for objective in space.objectives],
+                load_if_exists=True,
+            )
+            self._enqueue()
+
+    def rows(self) -> list[Row]:
+        """Return every trial."""
+        return [to_row(trial) for trial in self._study.get_trials(deepcopy=False)]
+
+    def folder_of(self, number: int) -> Path:
+        """Return where a trial keeps its files."""
+        return trial_folder(self.folder, number)
+
+    def adopt(self) -> Hold | None:
+        """Take over a trial that a killed worker left running. Call with `lock` held."""
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if lock := self._try(trial.number):
+                if self._storage.get_trial(trial._trial_id).state == TrialState.RUNNING:
+                    self._study.sampler = self._sampler(trial.number)
+                    return Hold(Trial(self._study, trial._trial_id), lock, self.folder_of(trial.number))
+                lock.release()
+        return None
+
+    def ask(self) -> Hold:
+        """Begin a trial. Call with `lock` held."""
+        rows = self.rows()
+        waiting = [row.number for row in rows if row.outcome == "waiting"]
+        number = waiting[0] if waiting else len(rows)
+        self._study.sampler = self._sampler(number)
+        trial = self._study.ask()
+        lock = self._try(trial.number)
+        assert lock is not None
+        return Hold(trial, lock, self.folder_of(trial.number))
+
+    def decide(self, hold: Hold) -> tuple[Candidate, Description]:
+        """Return the trial's candidate and put it on record; an adopted trial gets its own again."""
+        suggest = _TrialSuggest(hold.trial)
+        name = hold.trial.user_attrs.get("given")
+        if found := next((found for found in given(self.space) if found.name == name), None):
+            replay_decisions(self.space, given_decisions(self.space, found), suggest)
+            candidate = build_given(self.space, found)
+        else:
+            candidate = sample(self.space, suggest)
+        description = describe(self.space, candidate)
+        hold.trial.set_user_attr("candidate", asdict(description))
+        return candidate, description
+
+    def tell(self, hold: Hold, result: Result) -> None:
+        """Put a result on record: constraints first, so that nothing infeasible can ever count as feasible."""
+        known = self._storage.get_trial(hold.trial._trial_id).constraints
+        for key, value in constraints_of(result).items():
+            if key not in known:
+                hold.trial.set_constraint(key, value)
+        hold.trial.set_user_attr("result", asdict(result))
+        self._finish(hold, result)
+
+    def tell_duplicate(self, hold: Hold, original: Row) -> None:
+        """Put a repeat on record: what is known of the model counts for the sampler again, but is no new candidate."""
+        for key, value in constraints_of(original.result).items():
+            hold.trial.set_constraint(key, value)
+        reason = f"the same model as trial {original.number}"
+        result = Result(outcome="duplicate", reason=reason, duplicate_of=original.number)
+        hold.trial.set_user_attr("result", asdict(result))
+        self._finish(hold, original.result)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+
+    def _finish(self, hold: Hold, result: Result) -> None:
+        """Tell Optuna; what was refused counts as pruned, since TPE learns from the constraints of pruned trials."""
+        if result.outcome == "completed":
+            row = Row(number=hold.number, given=None, description=None, result=result)
+            self._study.tell(hold.trial, [float(value) for value in row.values(self.space) if value is not None])
+        else:
+            refused = result.outcome in ("illegal", "refused")
+            self._study.tell(hold.trial, state=TrialState.PRUNED if refused else TrialState.FAIL)
+        hold.release()
+
+    def _enqueue(self) -> None:
+        known = {trial.user_attrs.get("given") for trial in self._study.get_trials(deepcopy=False)}
+        for candidate in given(self.space):
+            if candidate.name not in known:
+                decisions = given_decisions(self.space, candidate)
+                self._study.enqueue_trial(decisions, user_attrs={"given": candidate.name})
+
+    def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
+        options = self.space.study
+        name = "random" if trailing_repeats(self.rows()) >= PATIENCE else options.sampler
+        return make_sampler(name, seed=self.seed, number=number, startup=options.startup)
+
+    def _try(self, number: int) -> Lock | None:
+        folder = self.folder_of(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = Lock(folder / "lock")
+        return lock if lock.take(wait=False) else None
+
+
+def open_storage(folder: Path) -> RDBStorage:
+    """Open, or create, a study folder's database."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return RDBStorage(f"sqlite:///{folder / 'study.db'}", engine_kwargs={"connect_args": {"timeout": 60}})
+
+
+def read_rows(folder: Path, name: str) -> list[Row]:
+    """Return every trial of the study in a folder, changing nothing."""
+    storage = open_storage(folder)
+    try:
+        study = optuna.load_study(study_name=name, storage=storage)
+        return [to_row(trial) for trial in study.get_trials(deepcopy=False)]
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    """Return where a trial keeps its files."""
+    return folder / "trials" / f"{number:04d}"
+
+
+def is_alive(folder: Path, number: int) -> bool:
+    """Return whether a worker is running the trial right now."""
+    return is_held(trial_folder(folder, number) / "lock")
+
+
+def trailing_repeats(rows: Sequence[Row]) -> int:
+    """Return how many of the latest ended trials, without a break, were repeats."""
+    repeats = 0
+    for row in reversed(rows):
+        if row.outcome == "duplicate":
+            repeats += 1
+        elif row.outcome not in ("running", "waiting"):
+            break
+    return repeats
+
+
+def constraints_of(result: Result) -> dict[str, float]:
+    """Return what Optuna needs to know: at most 0 is feasible."""
+    legal = 1.0 if result.outcome == "illegal" else 0.0
+    return {LEGAL: legal, **{check["name"]: float(check["violation"]) for check in result.checks}}
+
+
+def to_row(trial: FrozenTrial) -> Row:
+    """Return Optuna's trial as a row."""
+    ended, begun = trial.user_attrs.get("result"), trial.user_attrs.get("candidate")
+    outcome = "waiting" if trial.state == TrialState.WAITING else "running"
+    ended = ended if trial.state.is_finished() else None  # killed between the two: it is run again
+    return Row(
+        number=trial.number,
+        given=trial.user_attrs.get("given"),
+        description=Description(**begun) if begun else None,
+        result=Result(**ended) if ended else Result(outcome=outcome),
+    )
+
+
+class _TrialSuggest:
+    """Let Optuna's sampler decide."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+
+    def integer(self, name: str, low: int, high: int, step: int = 1) -> int:
+        return self._trial.suggest_int(name, low, high, step=step)
+
+    def choice(self, name: str, values: Sequence[Scalar]) -> Any:
+        return self._trial.suggest_categorical(name, list(values))

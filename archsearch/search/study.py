@@ -1,0 +1,207 @@
+"""The search itself: take a trial, refuse what can be refused for nothing, run the rest, put it on record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from archsearch.search.budget import Check, check_exact, to_plain
+from archsearch.search.candidates import Candidate, enumerate_candidates
+from archsearch.search.process import Report, run_trial
+from archsearch.search.rows import Result, Row, failed_checks, objective_value, plain
+from archsearch.search.space import Space
+from archsearch.search.store import PATIENCE, Hold, Store, is_alive, trailing_repeats
+
+MAX_REPEATS = 200
+ENUMERABLE = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When to stop. `trials` counts distinct candidates; the moments are of `time.monotonic()`.
+
+    After `ask_until` no new trial begins and the result is drawn from those there are; after `stop_at` the trial in
+    hand is the last for now, and the same command goes on.
+    """
+
+    trials: int
+    ask_until: float | None = None
+    stop_at: float | None = None
+
+    def stopped(self) -> bool:
+        return self.stop_at is not None and time.monotonic() >= self.stop_at
+
+
+class View(Protocol):
+    """Whoever watches a study."""
+
+    def update(self, rows: Sequence[Row], running: Mapping[int, Report]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+@dataclass
+class Study:
+    """One worker's part in a study."""
+
+    space: Space
+    store: Store
+    limits: Limits
+    view: View
+    plugins: Sequence[str] = ()
+    _every_key: set[str] | None = field(default=None, init=False)
+
+    def run(self) -> str | None:
+        """Run trials until there is nothing left to ask; returns why, or None where `stop_at` came first."""
+        while not self.limits.stopped():
+            with self.store.lock:
+                taken = self._take()
+            if isinstance(taken, str):
+                return taken
+            hold, checks = taken
+            try:
+                self.store.tell(hold, self._run_trial(hold, checks))
+            finally:
+                hold.lock.release()
+            self.refresh()
+        return None
+
+    def refresh(self) -> None:
+        """Show what there is."""
+        self.view.update(self.store.rows(), {})
+
+    def others_running(self) -> list[int]:
+        """Return the trials that other workers are running."""
+        rows = self.store.rows()
+        return [row.number for row in rows if row.outcome == "running" and is_alive(self.store.folder, row.number)]
+
+    def _take(self) -> tuple[Hold, list[Check]] | str:
+        """Return a trial that must be run and its exact checks, or why there is none. Called with the store's lock."""
+        while True:
+            hold = self.store.adopt()
+            if hold is None:
+                rows = self.store.rows()
+                if ending := self._ending(rows):
+                    return ending
+                hold = self.store.ask()
+            try:
+                candidate, _ = self.store.decide(hold)
+                checks = self._settle(hold, candidate)
+            except BaseException:
+                hold.lock.release()
+                raise
+            if checks is not None:
+                return hold, checks
+            self.refresh()
+
+    def _settle(self, hold: Hold, candidate: Candidate) -> list[Check] | None:
+        """End the trial where that takes no training (a repeat, illegal, over an exact limit), or return its checks."""
+        original = next((row for row in self.store.rows() if _is_same(row, candidate, hold.number)), None)
+        if original:
+            self.store.tell_duplicate(hold, original)
+            return None
+        if candidate.illegal or candidate.architecture is None:
+            self.store.tell(hold, Result(outcome="illegal", reason=candidate.illegal))
+            return None
+        checks = check_exact(self.space.budget, candidate.architecture)
+        if refusal := failed_checks(checks):
+            self.store.tell(hold, Result(outcome="refused", reason=refusal, checks=plain(checks)))
+            return None
+        return checks
+
+    def _run_trial(self, hold: Hold, checks: Sequence[Check]) -> Result:
+        description = next(row.description for row in self.store.rows() if row.number == hold.number)
+        assert description is not None
+        config = trial_config(self.space, description.architecture, self.store.seed, self.plugins)
+        report = run_trial(
+            hold.folder,
+            config,
+            timeout=self.space.study.timeout_per_trial,
+            watch=Throttled(lambda report: self.view.update(self.store.rows(), {hold.number: report})),
+        )
+        return result_of(self.space, report, checks)
+
+    def _ending(self, rows: Sequence[Row]) -> str | None:
+        distinct = [row for row in rows if row.outcome not in ("duplicate", "waiting")]
+        if len(distinct) >= self.limits.trials:
+            return f"{len(distinct)} distinct candidates have been tried"
+        if self.limits.ask_until is not None and time.monotonic() >= self.limits.ask_until:
+            return f"the time limit has come after {len(distinct)} distinct candidates"
+        repeats = trailing_repeats(rows)
+        if repeats >= PATIENCE and self._all_seen(rows):
+            return f"every candidate of the space has been seen ({len(distinct)})"
+        if repeats >= MAX_REPEATS:
+            return f"{repeats} repeats in a row: the space seems to hold no more than {len(distinct)} candidates"
+        return None
+
+    def _all_seen(self, rows: Sequence[Row]) -> bool:
+        if self._every_key is None:
+            self._every_key = {candidate.key for candidate in enumerate_candidates(self.space, ENUMERABLE) or []}
+        return bool(self._every_key) and self._every_key <= {row.description.key for row in rows if row.description}
+
+
+class Throttled:
+    """Pass a call on at most once a second."""
+
+    def __init__(self, call: Callable[[Any], None]) -> None:
+        self._call, self._last = call, -1.0
+
+    def __call__(self, value: Any) -> None:
+        if time.monotonic() - self._last >= 1:
+            self._call(value)
+            self._last = time.monotonic()
+
+
+def trial_config(
+    space: Space,
+    architecture: Mapping[str, Any] | None,
+    seed: int,
+    plugins: Sequence[str],
+    *,
+    budget: bool = True,
+) -> dict[str, Any]:
+    """Return what a trial's process needs to know, as plain values."""
+    return {
+        "architecture": dict(architecture or {}),
+        "budget": to_plain(space.budget) if budget and space.budget.measured else None,
+        "tasks": {
+            name: {
+                "data": task.data,
+                "arguments": dict(task.arguments),
+                "evaluate": list(task.evaluate),
+                "tokens": task.tokens,
+                "optimizer": dict(task.optimizer),
+                "schedule": dict(task.schedule),
+            }
+            for name, task in space.tasks.items()
+        },
+        "seed": seed,
+        "plugins": list(plugins),
+    }
+
+
+def result_of(space: Space, report: Report, checks: Sequence[Check]) -> Result:
+    """Return a trial's result from its last report."""
+    outcome, reason = report["outcome"], report.get("reason")
+    metrics = report.get("metrics", {})
+    if outcome == "completed":
+        for objective in space.objectives:
+            if objective_value(metrics, objective) is None:
+                known = ", ".join(metrics.get(objective.task, {}))
+                outcome, reason = "failed", f"{objective.task} reports no {objective.key}, only {known}"
+    return Result(
+        outcome=outcome,
+        reason=reason,
+        checks=[*plain(checks), *report.get("checks", [])],
+        metrics=metrics,
+        measurement=report.get("measurement"),
+        seconds=report.get("seconds", {}),
+    )
+
+
+def _is_same(row: Row, candidate: Candidate, number: int) -> bool:
+    """Return whether another trial is the original of this candidate."""
+    known = row.description is not None and row.description.key == candidate.key
+    return known and row.number != number and row.outcome not in ("duplicate", "waiting")

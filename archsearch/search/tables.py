@@ -1,0 +1,104 @@
+"""Tables of a study: live, at the end, and for `status`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from archsearch.search.process import Report
+from archsearch.search.rows import Row
+from archsearch.search.space import Space
+
+COLOURS = {"completed": "green", "refused": "yellow", "illegal": "yellow", "failed": "red", "running": "cyan"}
+
+
+def make_console() -> Console:
+    """Return a console that does not fold tables where nobody sees its edge."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=200, highlight=False)
+
+
+def cells(space: Space, row: Row, report: Report | None = None) -> list[str]:
+    """Return a trial's cells: number, pattern, shape, parameters, change, speed, objectives, outcome."""
+    described = row.description
+    values = row.values(space)
+    return [
+        f"{row.number}{'*' if row.given else ''}",
+        described.pattern if described else "",
+        described.shape if described else "",
+        f"{described.parameters:,}" if described and described.parameters else "",
+        f"{described.parameters_change:+.1%}" if described and described.parameters_change is not None else "",
+        f"{row.ratio:.2f} x" if row.ratio is not None else "",
+        *(f"{value:.4g}" if value is not None else "" for value in values),
+        outcome(row, report),
+    ]
+
+
+def outcome(row: Row, report: Report | None = None) -> str:
+    """Return how a trial ended, or what it is doing."""
+    if row.outcome == "running":
+        return doing(report or {})
+    return f"{row.outcome}: {row.result.reason}" if row.result.reason else row.outcome
+
+
+def doing(report: Report) -> str:
+    """Return a running trial's phase in words."""
+    text = str(report.get("phase", "starting"))
+    if report.get("total_steps"):
+        text += f" {report.get('step', 0)}/{report['total_steps']}"
+    if report.get("loss") is not None:
+        text += f", loss {report['loss']:.3f}"
+    return text
+
+
+def rows_table(space: Space, rows: Sequence[Row], running: Mapping[int, Report]) -> Table:
+    """Return a row per trial, repeats left out."""
+    table = Table("trial", "pattern", "shape", box=None, pad_edge=False, header_style="bold")
+    for name in ("parameters", "vs base", "speed", *(objective.label for objective in space.objectives)):
+        table.add_column(name, justify="right")
+    table.add_column("outcome")
+    for row in rows:
+        if row.outcome not in ("duplicate", "waiting"):
+            texts = [escape(text) for text in cells(space, row, running.get(row.number))]
+            table.add_row(*texts, style=COLOURS.get(row.outcome, "") if row.outcome != "completed" else "")
+    return table
+
+
+def confirmed_table(evidence: Mapping[str, Any]) -> Table:
+    """Return the candidates trained again with fresh seeds: means with intervals, differences to the base."""
+    trials = {trial["number"]: trial for trial in evidence["trials"]}
+    table = Table("trial", "pattern", "shape", box=None, pad_edge=False, header_style="bold")
+    table.add_column("vs base", justify="right")
+    for objective in evidence["objectives"]:
+        table.add_column(objective["label"])
+        table.add_column("difference to base")
+    for found in evidence["confirmed"]:
+        trial = trials[found["trial"]]
+        columns = []
+        for objective in found["objectives"]:
+            columns += [_mean(objective["estimate"]), "base" if found["is_base"] else _difference(objective)]
+        mark = " (winner)" if found["trial"] == evidence["winner"] else ""
+        change = f"{trial['parameters_change']:+.1%}"
+        table.add_row(f"{trial['number']}{mark}", trial["pattern"], trial["shape"], change, *columns)
+    return table
+
+
+def _mean(estimate: Mapping[str, Any] | None) -> str:
+    if estimate is None:
+        return "no seed succeeded"
+    if estimate["low"] is None:
+        return f"{estimate['mean']:.4g} (one seed)"
+    return f"{estimate['mean']:.4g} ± {estimate['high'] - estimate['mean']:.2g}"
+
+
+def _difference(objective: Mapping[str, Any]) -> str:
+    found = objective["difference_to_base"]
+    if found is None:
+        return "unknown"
+    if found["low"] is None:
+        return f"{found['mean']:+.3g} (one seed: unknown)"
+    return f"{found['mean']:+.3g} [{found['low']:+.2g}, {found['high']:+.2g}]{' a tie' if found['is_tie'] else ''}"

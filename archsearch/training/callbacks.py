@@ -1,0 +1,145 @@
+"""What happens around the steps: checkpoints to resume from, tokens per second, predictions, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as lightning
+import torch
+from lightning.pytorch.callbacks import BasePredictionWriter, Callback, Checkpoint
+
+LAST = "last.ckpt"
+WINDOW = 50  # batches that tokens/s is a mean of
+
+
+class SaveLast(Checkpoint):
+    """Keep one checkpoint to resume from, `last.ckpt`; written to the side and renamed, so it is always whole."""
+
+    def __init__(self, dirpath: str | None = None, every_seconds: float = 60.0) -> None:
+        """Describe where and how often.
+
+        Args:
+            dirpath: Folder of last.ckpt. Default: `checkpoints` in the logger's folder.
+            every_seconds: Time between two of them; one more is written at the end.
+        """
+        self.dirpath = dirpath
+        self.every_seconds = every_seconds
+        self._saved_step = -1
+        self._saved_at = 0.0
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._saved_at = time.monotonic()
+        self._saved_step = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        due = trainer.strategy.broadcast(time.monotonic() - self._saved_at >= self.every_seconds)
+        # a checkpoint holds no gradients: between two accumulated batches it would lose those of the first
+        if due and not trainer.fit_loop._should_accumulate():
+            self._save(trainer)
+
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        if trainer.global_step != self._saved_step:
+            self._save(trainer)
+
+    def path(self, trainer: lightning.Trainer) -> Path:
+        """Return where the checkpoint is or will be."""
+        if self.dirpath is not None:
+            return Path(self.dirpath, LAST)
+        return Path(trainer.log_dir or trainer.default_root_dir, "checkpoints", LAST)
+
+    def _save(self, trainer: lightning.Trainer) -> None:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        path = Path(trainer.strategy.broadcast(self.path(trainer)))
+        beside = path.with_name(f".{LAST}.writing")
+        trainer.save_checkpoint(beside)
+        if trainer.is_global_zero:
+            os.replace(beside, path)
+        self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
+
+
+class TokensPerSecond(Callback):
+    """Log `tokens/s` over the last batches, the time of validation and checkpoints left out."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
+
+    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._restart(pl_module)
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._restart(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._marks.append((time.perf_counter(), pl_module.tokens_seen))  # type: ignore[arg-type]
+        if len(self._marks) > 1:
+            pl_module.log("tokens/s", self.rate(), prog_bar=True)
+
+    def rate(self) -> float:
+        """Return the tokens of all devices together per second; accumulated batches count like any other."""
+        (start, before), (stop, after) = self._marks[0], self._marks[-1]
+        return (after - before) / max(stop - start, 1e-9)
+
+    def _restart(self, pl_module: lightning.LightningModule) -> None:
+        self._marks.clear()
+        self._marks.append((time.perf_counter(), pl_module.tokens_seen))  # type: ignore[arg-type]
+
+
+class PredictionWriter(BasePredictionWriter):
+    """Write what `predict` returns to `predictions.pt`: one dict of tensors per batch (rank r > 0: predictions-r.pt)."""
+
+    def __init__(self, path: str | None = None) -> None:
+        """Describe where.
+
+        Args:
+            path: The file. Default: predictions.pt in the logger's folder.
+        """
+        super().__init__(write_interval="epoch")
+        self.path = path
+
+    def write_on_epoch_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, predictions: Any, batch_indices: Any
+    ) -> None:
+        path = Path(self.path or Path(trainer.log_dir or trainer.default_root_dir, "predictions.pt"))
+        if trainer.global_rank:
+            path = path.with_stem(f"{path.stem}-{trainer.global_rank}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save([{name: x.cpu() for name, x in batch.items()} for batch in predictions], path)
+        print(f"predictions: {path}")
+
+
+class StopOnInterrupt(Callback):
+    """Let Ctrl-C finish the step in hand and save; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        self._previous: Callable[..., Any] | int | None = None
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        def stop(*_: object) -> None:
+            self.interrupted = True
+            trainer.should_stop = True
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        self._previous = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, stop)
+
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    def on_exception(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
+    ) -> None:
+        self.interrupted |= isinstance(exception, KeyboardInterrupt)
+
+

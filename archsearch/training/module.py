@@ -1,0 +1,229 @@
+"""The LightningModule around the model of an architecture and the plain training step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import lightning.pytorch as lightning
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from archsearch.architecture import Architecture, small
+from archsearch.config import ConfigError, Where, fill, parse_quantity
+from archsearch.model.language_model import HybridLM
+from archsearch.training.metrics import LanguageMetrics
+from archsearch.training.step import (
+    IGNORED,
+    Batch,
+    OptimizerOptions,
+    ScheduleOptions,
+    build_optimizer,
+    forward,
+    lr_factor,
+    next_token_loss,
+)
+
+OPTIMIZER = OptimizerOptions()
+SCHEDULE = ScheduleOptions()
+SHOWN = ("loss", "accuracy")  # in the progress bar
+
+Options = TypeVar("Options")
+
+
+class LanguageModel(lightning.LightningModule):
+    """A hybrid language model in training."""
+
+    def __init__(
+        self,
+        architecture: dict[str, Any] | str | None = None,
+        pattern: str | None = None,
+        vocab_size: int | None = None,
+        optimizer: OptimizerOptions = OPTIMIZER,
+        schedule: ScheduleOptions = SCHEDULE,
+        max_tokens: int | str | None = None,
+    ) -> None:
+        """Build the model with fresh weights.
+
+        Args:
+            architecture: An architecture as a mapping, or the path of its YAML file. Default: the built-in small one
+                (hidden size 128), which needs a pattern.
+            pattern: One letter per layer, such as RRRRRRMA or R6MA; replaces the architecture's.
+            vocab_size: The data's vocabulary; an architecture that says another is refused.
+            optimizer: AdamW.
+            schedule: Of the learning rate.
+            max_tokens: Stop after so many tokens (4M is 4,000,000); the schedule then runs by tokens, not by steps.
+        """
+        super().__init__()
+        self.architecture = describe(architecture, pattern, vocab_size)
+        self.optimizer_options = _options(OptimizerOptions, optimizer, "model.optimizer")
+        self.schedule_options = _options(ScheduleOptions, schedule, "model.schedule")
+        self.max_tokens = _max_tokens(max_tokens)
+        self.model = HybridLM(self.architecture)
+        self.tokens_seen = 0
+        self._metrics = nn.ModuleList()
+        # plain values only: a checkpoint has to load with weights_only=True
+        self.save_hyperparameters(
+            {
+                "architecture": self.architecture.to_dict(),
+                "optimizer": dataclasses.asdict(self.optimizer_options),
+                "schedule": dataclasses.asdict(self.schedule_options),
+                "max_tokens": self.max_tokens,
+            }
+        )
+
+    def forward(self, tokens: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Return logits `[B, T, vocabulary]` for `tokens` `[B, T]`."""
+        return forward(self.model, {"tokens": tokens} if cu_seqlens is None else {"tokens": tokens, "cu_seqlens": cu_seqlens})
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = next_token_loss(forward(self.model, batch), batch["targets"])
+        self.tokens_seen += batch["tokens"].numel() * self.trainer.world_size
+        self.log("train/loss", loss, prog_bar=True)
+        self.log("train/tokens", float(self.tokens_seen))
+        return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        if self.max_tokens is not None and self.tokens_seen >= self.max_tokens:
+            self.trainer.should_stop = True
+
+    def on_validation_epoch_start(self) -> None:
+        self._start_evaluation()
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._evaluate(batch, dataloader_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("val")
+
+    def on_test_epoch_start(self) -> None:
+        self._start_evaluation()
+
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._evaluate(batch, dataloader_idx)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation("test")
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Return `tokens`, `targets`, the likeliest `predictions` and each target's `log_probabilities`, all `[B, T]`."""
+        log_probabilities = forward(self.model, batch).float().log_softmax(-1)
+        targets = batch["targets"]
+        chosen = log_probabilities.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+        return {
+            "tokens": batch["tokens"],
+            "targets": targets,
+            "predictions": log_probabilities.argmax(-1),
+            "log_probabilities": chosen.masked_fill(targets == IGNORED, 0.0),
+        }
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        # a gradient scaler (fp16) cannot be combined with a fused optimizer and clipping
+        fused = False if self._scales_gradients() else None
+        optimizer = build_optimizer(self.model, self.optimizer_options, fused=fused)
+        scheduler = LambdaLR(optimizer, self._lr_schedule())
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip as the Trainer says, or else to the optimizer options' norm."""
+        if gradient_clip_val is not None or self._scales_gradients():
+            value = self.optimizer_options.grad_clip if gradient_clip_val is None else gradient_clip_val
+            self.clip_gradients(optimizer, value, gradient_clip_algorithm or "norm")
+        elif self.optimizer_options.grad_clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters(), self.optimizer_options.grad_clip)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["tokens_seen"] = self.tokens_seen
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.tokens_seen = checkpoint["tokens_seen"]
+
+    def _scales_gradients(self) -> bool:
+        return getattr(self.trainer.precision_plugin, "scaler", None) is not None
+
+    def _lr_schedule(self) -> Any:
+        """Return the learning rate's factor as a function of the optimizer steps done."""
+        total_steps = self.trainer.estimated_stepping_batches
+        step_tokens = self._tokens_per_step()
+        options, warmup = self.schedule_options, None
+        expected = min(total_steps, self.max_tokens / step_tokens if self.max_tokens and step_tokens else math.inf)
+        if expected == math.inf and (options.type != "constant" or options.warmup_steps is None):
+            rule = "the schedule needs the length of the run: give trainer.max_steps or model.max_tokens"
+            raise ConfigError(f"model.schedule: {rule}, or type constant with warmup_steps")
+        if options.warmup_steps is not None:
+            warmup = options.warmup_steps / (expected if expected < math.inf else max(1, options.warmup_steps))
+
+        def factor(steps_done: int) -> float:
+            # counted with the step that is about to be taken, so that no step has rate 0
+            if expected == math.inf:
+                return min(1.0, (steps_done + 1) / max(1, options.warmup_steps or 0))
+            by_steps = (steps_done + 1) / total_steps
+            by_tokens = (self.tokens_seen + step_tokens) / self.max_tokens if self.max_tokens else 0.0
+            return lr_factor(min(1.0, max(by_steps, by_tokens)), options, warmup)
+
+        return factor
+
+    def _tokens_per_step(self) -> int:
+        tokens_per_batch: int = getattr(getattr(self.trainer, "datamodule", None), "tokens_per_batch", 0)
+        return tokens_per_batch * self.trainer.accumulate_grad_batches * self.trainer.world_size
+
+    def _lengths(self) -> list[str]:
+        """Return the name of each evaluation loader: its length, or its number where the data does not say."""
+        lengths = getattr(getattr(self.trainer, "datamodule", None), "eval_lengths", None)
+        return list(map(str, lengths)) if lengths else list(map(str, range(len(self._metrics))))
+
+    def _start_evaluation(self) -> None:
+        loaders = self.trainer.num_test_batches if self.trainer.testing else self.trainer.num_val_batches
+        self._metrics = nn.ModuleList(LanguageMetrics() for _ in loaders).to(self.device)
+
+    def _evaluate(self, batch: Batch, dataloader_idx: int) -> None:
+        logits, targets = forward(self.model, batch), batch["targets"]
+        self._metrics[dataloader_idx].update(next_token_loss(logits, targets), logits, targets)  # type: ignore[operator]
+
+    def _log_evaluation(self, stage: str) -> None:
+        scores_last = getattr(getattr(self.trainer, "datamodule", None), "scores_last_position", False)
+        for i, (length, metrics) in enumerate(zip(self._lengths(), self._metrics, strict=True)):
+            for name, value in metrics.compute().items():  # type: ignore[operator]
+                if name == "last_accuracy" and not scores_last:
+                    continue
+                self.log(f"{stage}/{name}/{length}", value)
+                if i == 0:
+                    self.log(f"{stage}/{name}", value, prog_bar=name in SHOWN)
+        self._metrics = nn.ModuleList()  # their states do not belong into a checkpoint
+
+
+def describe(architecture: Mapping[str, Any] | str | None, pattern: str | None, vocab_size: int | None) -> Architecture:
+    """Return the architecture to build. Raises ConfigError where pattern or vocabulary do not fit."""
+    where = Where("model.architecture")
+    if architecture is None:
+        if pattern is None:
+            raise ConfigError("model.pattern: is required unless model.architecture is given")
+        described = small()
+    elif isinstance(architecture, str):
+        described, where = Architecture.load(architecture), Where(architecture)
+    else:
+        described = Architecture.from_dict({"pattern": pattern, **architecture} if pattern else architecture, where)
+    if pattern is not None:
+        described = described.with_pattern(pattern)
+        described.check(where)
+    if vocab_size is not None and described.vocab_size not in (None, vocab_size):
+        raise (where / "vocab_size").error(f"must be {vocab_size}, the data's vocabulary; got {described.vocab_size}")
+    return described if vocab_size is None else dataclasses.replace(described, vocab_size=vocab_size)
+
+
+def _options(schema: type[Options], values: Any, name: str) -> Options:
+    return fill(schema, values, Where(name)) if isinstance(values, Mapping) else values
+
+
+def _max_tokens(value: int | str | None) -> int | None:
+    if value is None:
+        return None
+    tokens = parse_quantity(value, "count", Where("model.max_tokens"))
+    if tokens < 1:
+        raise ConfigError(f"model.max_tokens: must be at least 1; got {value}")
+    return int(tokens)
