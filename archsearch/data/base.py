@@ -1,116 +1,103 @@
-"""What all data modules share: batches by number, loaders that go on where a run stopped."""
+"""What the data modules share: a training stream that begins where a checkpoint ended, one loader per length."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as lightning
-import numpy as np
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from archsearch.config import ConfigError
-
-Batch = dict[str, Tensor]
-
-TRAIN, VALIDATE, TEST = range(3)
-"""The splits; each draws its own random numbers."""
+from archsearch.data.stream import Batch, BatchStream, FiniteBatchStream
 
 
 class TokenData(lightning.LightningDataModule):
-    """Sequences of tokens to predict; a subclass draws the batches.
+    """Batches of tokens and next targets; a subclass says what batch i is.
 
-    A batch holds `tokens` and `targets` `[B, T]` int64 (-100: not scored) and, where documents are packed,
-    `cu_seqlens`, their bounds over the B x T tokens laid end to end.
+    The training stream has no end: `max_steps` or `max_tokens` ends the run. Batch i is a pure function of the seed and
+    i, so a resumed run goes on with the very next batch, whatever the number of workers.
     """
 
+    scores_last_position = False
+
     def __init__(
-        self,
-        *,
-        length: int,
-        batch_size: int,
-        eval_lengths: list[int] | None,
-        eval_sequences: int,
-        seed: int,
-        num_workers: int,
+        self, *, length: int, batch_size: int, eval_lengths: list[int] | None, seed: int | None, num_workers: int
     ) -> None:
         super().__init__()
-        self.length, self.batch_size, self.seed, self.num_workers = length, batch_size, seed, num_workers
-        self.eval_lengths = list(dict.fromkeys([length, *(eval_lengths or [])]))
-        self.eval_sequences = eval_sequences
-        numbers = {"length": length, "batch_size": batch_size, "eval_sequences": eval_sequences}
-        numbers |= {f"eval_lengths[{i}]": value for i, value in enumerate(eval_lengths or [])}
-        for name, value in numbers.items():
-            if value < 1:
-                raise ConfigError(f"{type(self).__name__}: {name}: must be at least 1; got {value}")
+        self.length = length
+        self.batch_size = batch_size
+        more = self.default_eval_lengths() if eval_lengths is None else eval_lengths
+        self.eval_lengths = list(dict.fromkeys([length, *more]))
+        self.seed = 0 if seed is None else seed
+        self.num_workers = num_workers
+        self._restored_batches = 0
+        _check_at_least(1, length=length, batch_size=batch_size, eval_lengths=min(self.eval_lengths))
+        _check_at_least(0, num_workers=num_workers, seed=self.seed)
 
     @property
     def vocab_size(self) -> int:
-        """The number of distinct tokens."""
+        """The number of different tokens."""
         raise NotImplementedError
 
-    def train_batch(self, index: int) -> Batch:
-        """Return training batch `index`, counted from 0."""
+    @property
+    def tokens_per_batch(self) -> int:
+        """The tokens of one training batch at its full length."""
+        return self.batch_size * self.length
+
+    def default_eval_lengths(self) -> list[int]:
+        """Return the evaluation lengths besides the training length where none are given."""
+        return []
+
+    def train_batches(self) -> Callable[[int], Batch]:
+        """Return the function that makes training batch i; it has to be picklable, for workers."""
         raise NotImplementedError
 
-    def eval_batch(self, split: int, length: int, index: int) -> Batch:
-        """Return batch `index` of the sequences of `length` that `split` is evaluated on."""
+    def eval_batches(self, split: str, length: int) -> tuple[Callable[[int], Batch], int]:
+        """Return the function that makes batch i of a split (`val` or `test`), and how many batches there are."""
         raise NotImplementedError
 
-    def rng(self, split: int, index: int, *more: int) -> np.random.Generator:
-        """Return the random numbers of one batch."""
-        return np.random.default_rng([self.seed, split, index, *more])
+    def train_dataloader(self) -> BatchStream:
+        return BatchStream(batch_at=self.train_batches(), start=self._batches_done, **self._shares())
 
-    def train_dataloader(self) -> DataLoader[Batch]:
-        """Return the batches of the whole run, from the first that the trainer has not stepped on yet."""
-        return self._loader(self.train_batch, _Onward(self.trainer))
+    def val_dataloader(self) -> list[FiniteBatchStream]:
+        return [self._eval_stream("val", length) for length in self.eval_lengths]
 
-    def val_dataloader(self) -> list[DataLoader[Batch]]:
-        return self._eval_loaders(VALIDATE)
+    def test_dataloader(self) -> list[FiniteBatchStream]:
+        return [self._eval_stream("test", length) for length in self.eval_lengths]
 
-    def test_dataloader(self) -> list[DataLoader[Batch]]:
-        return self._eval_loaders(TEST)
+    def predict_dataloader(self) -> FiniteBatchStream:
+        return self._eval_stream("test", self.eval_lengths[0])
 
-    def predict_dataloader(self) -> list[DataLoader[Batch]]:
-        return self._eval_loaders(TEST)
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self._batches_done()}
 
-    def _eval_loaders(self, split: int) -> list[DataLoader[Batch]]:
-        count = -(-self.eval_sequences // self.batch_size)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._restored_batches = state_dict["batches"]
 
-        def drawn(length: int) -> Callable[[int], Batch]:
-            return lambda index: self.eval_batch(split, length, index)
+    def _batches_done(self) -> int:
+        """Return how many batches of this rank have been trained on."""
+        if self.trainer is None:
+            return self._restored_batches
+        # Lightning restores its own count only after it may have asked for the loader
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
+        processed: int = progress.total.processed
+        return max(self._restored_batches, processed)
 
-        return [self._loader(drawn(length), range(count)) for length in self.eval_lengths]
+    def _eval_stream(self, split: str, length: int) -> FiniteBatchStream:
+        batch_at, stop = self.eval_batches(split, length)
+        return FiniteBatchStream(batch_at=batch_at, stop=stop, **self._shares())
 
-    def _loader(self, draw: Callable[[int], Batch], indices: Any) -> DataLoader[Batch]:
-        workers = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0}
-        if self.num_workers:
-            workers["multiprocessing_context"] = "fork"
-        return DataLoader(_Batches(draw), batch_size=None, sampler=indices, **workers)  # type: ignore[arg-type]
+    def eval_rows(self, length: int) -> int:
+        """Return the rows of an evaluation batch: as many tokens as a training batch has, at least one row."""
+        return max(1, self.tokens_per_batch // length)
 
-
-class _Batches(Dataset[Batch]):
-    def __init__(self, draw: Callable[[int], Batch]) -> None:
-        self.draw = draw
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.draw(index)
+    def _shares(self) -> dict[str, Any]:
+        trainer = self.trainer
+        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+        return {"rank": rank, "world_size": world_size, "num_workers": self.num_workers}
 
 
-class _Onward(Sampler[int]):
-    """The numbers of the batches still to come: those behind `global_step` optimizer steps have been trained on."""
-
-    BATCHES_PER_EPOCH = 1000  # where the trainer counts epochs instead of steps
-
-    def __init__(self, trainer: lightning.Trainer | None) -> None:
-        self.trainer = trainer
-
-    def __len__(self) -> int:
-        if self.trainer is None or self.trainer.max_steps < 0:
-            return self.BATCHES_PER_EPOCH
-        return max(1, self.trainer.max_steps * self.trainer.accumulate_grad_batches)
-
-    def __iter__(self) -> Iterator[int]:
-        done = self.trainer.global_step * self.trainer.accumulate_grad_batches if self.trainer else 0
-        return iter(range(done, (done // len(self) + 1) * len(self)))
+def _check_at_least(low: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < low:
+            raise ConfigError(f"data.{name}: must be at least {low}; got {value}")

@@ -99,7 +99,7 @@ def _key(root: Path, files: list[Path]) -> str:
 
 def _cache_root(cache_dir: str | None) -> Path:
     if cache_dir is not None:
-        return Path(cache_dir)
+        return Path(cache_dir).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "archsearch"
 
 

@@ -38,7 +38,9 @@ class PackedRows:
         start = rows[place] * self.length
         return self._tokens(start, start + self.length + 1, documents, ends)
 
-    def _tokens(self, start: int, stop: int, documents: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _tokens(
+        self, start: int, stop: int, documents: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         tokens = np.empty(stop - start, dtype=np.int64)
         filled, i = 0, int(np.searchsorted(ends, start, side="right"))
         while filled < len(tokens):

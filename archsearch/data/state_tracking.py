@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from archsearch.config import ConfigError
+from archsearch.data.base import TokenData
 from archsearch.data.groups import multiplication_table
-from archsearch.data.module import TokenData
 from archsearch.data.stream import Batch
 
 SPLITS = ("train", "val", "test")
@@ -32,9 +32,9 @@ class StateTracking(TokenData):
         self,
         group: str = "S3",
         length: int = 32,
-        batch_size: int = 128,
+        batch_size: int = 32,
         eval_lengths: list[int] | None = None,
-        eval_size: int = 512,
+        eval_size: int = 256,
         curriculum_start: int | None = None,
         curriculum_steps: int = 0,
         seed: int | None = None,
@@ -46,8 +46,8 @@ class StateTracking(TokenData):
             group: S<n> (all permutations of n points), A<n> (the even ones) or Z<n> (addition modulo n): S3, A5, Z60.
             length: Tokens per training sequence.
             batch_size: Sequences per training batch.
-            eval_lengths: Lengths of the validation and test sequences; the plain val/... metrics are those of the
-                first. Default: `length` and 4 x `length`.
+            eval_lengths: Lengths of the validation and test sequences besides `length`, whose metrics are also
+                logged without a length, as val/accuracy. Default: 4 x `length`.
             eval_size: Validation (and test) sequences per length.
             curriculum_start: Length of the first training batch; from there it grows in a line up to `length`.
                 Default: every batch has `length`.
@@ -75,8 +75,8 @@ class StateTracking(TokenData):
     def vocab_size(self) -> int:
         return len(self._table)
 
-    def default_eval_lengths(self, length: int) -> list[int]:
-        return [length, 4 * length]
+    def default_eval_lengths(self) -> list[int]:
+        return [4 * self.length]
 
     def train_batches(self) -> Callable[[int], Batch]:
         length_at = partial(training_length, length=self.length, start=self._curriculum[0], steps=self._curriculum[1])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from archsearch.config import ConfigError
+from archsearch.data.base import TokenData
 from archsearch.data.corpus import Corpus, check_source, open_corpus
-from archsearch.data.module import TokenData
 from archsearch.data.packing import PackedRows, packed_batch
 from archsearch.data.stream import Batch
 
@@ -43,8 +44,8 @@ class Text(TokenData):
             glob: Which file names in a folder count, such as *.py or *.txt.
             length: Tokens per training row.
             batch_size: Rows per training batch.
-            eval_lengths: Lengths of the rows in validation and test; the plain val/... metrics are those of the first.
-                Default: `length`.
+            eval_lengths: Lengths of the rows in validation and test besides `length`, whose metrics are also logged
+                without a length, as val/loss.
             eval_tokens: Tokens of the validation (and test) split that are scored per length, at most.
             cache_dir: Where the memory-mapped bytes are kept. Default: $XDG_CACHE_HOME/archsearch or
                 ~/.cache/archsearch.
@@ -56,8 +57,9 @@ class Text(TokenData):
         )
         if eval_tokens < 1:
             raise ConfigError(f"data.eval_tokens: must be at least 1; got {eval_tokens}")
-        check_source(path)
-        self.path, self.glob, self.cache_dir = path, glob, cache_dir
+        self.path = None if path is None else str(Path(path).expanduser())
+        self.glob, self.cache_dir = glob, cache_dir
+        check_source(self.path)
         self.eval_tokens = eval_tokens
         self._corpus: Corpus | None = None
         self.save_hyperparameters(logger=False)

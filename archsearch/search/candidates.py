@@ -215,7 +215,11 @@ def _shape(space: Space, suggest: Suggest) -> tuple[MixerOptions, str | None]:
         else:
             decided[name] = suggest.choice(f"{space.insert}.{name}", choice.values)
     options = dataclasses.replace(space.published, **decided)
-    return _matched(space, options, *match) if match else (options, None)
+    if match is None:
+        return options, None
+    options, illegal = _matched(space, options, *match)
+    shape = ", ".join(f"{name} {value}" for name, value in decided.items())
+    return options, f"{match[0]} for {shape or 'this shape'}: {illegal}" if illegal else None
 
 
 def _matched(space: Space, options: MixerOptions, name: str, match: Match) -> tuple[MixerOptions, str | None]:
@@ -226,4 +230,4 @@ def _matched(space: Space, options: MixerOptions, name: str, match: Match) -> tu
         return dataclasses.replace(options, **{name: value}).num_parameters(hidden_size)
 
     value, illegal = solve(match, parameters, target)
-    return dataclasses.replace(options, **{name: value}), f"{name}: {illegal}" if illegal else None
+    return dataclasses.replace(options, **{name: value}), illegal

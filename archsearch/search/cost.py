@@ -22,7 +22,7 @@ def upper_bound(space: Space, trials: int) -> str:
 
 def time_left(space: Space, rows: Sequence[Row], trials: int) -> str:
     """Return the time that is left at most, from the trials that have been timed."""
-    timed = [sum(row.result.seconds.values()) for row in rows if row.outcome == "completed"]
+    timed = [_seconds(row) for row in rows if row.outcome == "completed"]
     if not timed:
         return "time left: known after the first trial"
     again = space.study.confirm
@@ -30,10 +30,13 @@ def time_left(space: Space, rows: Sequence[Row], trials: int) -> str:
     runs = max(0, trials - distinct) + (again.top + 1) * again.seeds
     mean = sum(timed) / len(timed)
     speed = sum(task.tokens for task in space.tasks.values()) / mean
-    basis = (
-        f"{len(timed)} trained candidate{'s' if len(timed) > 1 else ''}, {mean:.1f} s and {speed:,.0f} tokens/s each"
-    )
+    basis = f"{len(timed)} trained so far, {mean:.1f} s and {speed:,.0f} tokens/s each"
     return f"at most {_duration(runs * mean)} left (from {basis}; {runs} runs to go)"
+
+
+def _seconds(row: Row) -> float:
+    measurement = row.result.measurement
+    return sum(row.result.seconds.values()) + (measurement["seconds"] if measurement else 0.0)
 
 
 def _count(number: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +21,7 @@ def survey(space: Space, seed: int, samples: int = SAMPLES) -> dict[str, Any]:
     """Return figures on a random sample of the space, on all of it where it can be enumerated, and a few candidates."""
     suggest = RandomSuggest(seed)
     drawn = [sample(space, suggest) for _ in range(samples)]
-    reasons = Counter(_kind(_refusal(space, candidate)) for candidate in drawn)
+    reasons = Counter(_refusal(space, candidate) for candidate in drawn)
     everything = enumerate_candidates(space, ENUMERABLE)
     distinct = {candidate.key: candidate for candidate in drawn}
     return {
@@ -44,11 +43,6 @@ def _refusal(space: Space, candidate: Candidate) -> str:
         return f"illegal: {candidate.illegal}"
     refusal = failed_checks(check_exact(space.budget, candidate.architecture))
     return f"refused: {refusal}" if refusal else ""
-
-
-def _kind(reason: str) -> str:
-    """Return a reason without its particular numbers, so that like ones are counted together."""
-    return re.sub(r"[-+]?\d[\d,.]*(e[-+]?\d+)?%?", "N", reason)
 
 
 def _examples(space: Space, candidates: Sequence[Candidate]) -> list[Candidate]:

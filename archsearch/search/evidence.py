@@ -37,9 +37,7 @@ def gather(
         "command": " ".join(sys.argv),
         "seed": seed,
         "versions": {"archsearch": __version__, "python": platform.python_version(), **_versions()},
-        "device": next(
-            (row.result.measurement["device"] for row in rows if row.result.measurement), platform.machine()
-        ),
+        "device": _device(rows),
         "objectives": [{**dataclasses.asdict(objective), "label": objective.label} for objective in space.objectives],
         "counts": dict(Counter(row.outcome for row in rows)),
         "winner": best.number if best else None,
@@ -111,6 +109,12 @@ def _trial(space: Space, row: Row) -> dict[str, Any]:
     described = dataclasses.asdict(row.description) if row.description else {}
     result = dataclasses.asdict(row.result)
     return {"number": row.number, "given": row.given, **described, **result, "values": row.values(space)}
+
+
+def _device(rows: Sequence[Row]) -> str:
+    """Return the device that was measured, else the processor that everything ran on."""
+    measured = [row.result.measurement["device"] for row in rows if row.result.measurement]
+    return str(measured[0]) if measured else platform.machine()
 
 
 def _versions() -> dict[str, str]:

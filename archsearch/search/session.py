@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,10 @@ from archsearch.search.space import Space
 from archsearch.search.store import Store
 from archsearch.search.study import Limits, Study
 from archsearch.search.view import StudyView
+
+Workers = list[subprocess.Popen[bytes]]
+
+STOPPED = "stopped as asked; everything is kept, the same command goes on"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,40 +62,43 @@ def run(space: Space, options: Options) -> Conclusion:
     store = Store(folder, space, options.seed)
     try:
         if (found := read_evidence(folder)) and not _goes_on(found, options.trials):
-            return Conclusion(folder=folder, evidence=found, message="finished before; --trials N goes on, --fresh begins anew")
+            message = "finished before; --trials N goes on, --fresh begins anew"
+            return Conclusion(folder=folder, evidence=found, message=message)
         limits = Limits(
             trials=options.trials,
             ask_until=began + options.timeout if options.timeout is not None else None,
             stop_at=began + options.stop_after if options.stop_after is not None else None,
         )
         view = StudyView(space, folder, options.trials, lambda rows: cost.time_left(space, rows, options.trials))
-        with view, _workers(options, folder):
-            return _search(Study(space, store, limits, view, options.plugins), view, options)
+        with view, _workers(options, folder) as workers:
+            return _search(Study(space, store, limits, view, options.plugins), view, options, workers)
     finally:
         store.close()
 
 
-def _search(study: Study, view: StudyView, options: Options) -> Conclusion:
-    space, store = study.space, study.store
+def _search(study: Study, view: StudyView, options: Options, workers: Workers) -> Conclusion:
+    store = study.store
     if not options.join:
         _announce(study, view, options)
     ending = study.run()
+    while any(worker.poll() is None for worker in workers):
+        study.refresh()
+        time.sleep(0.5)
     if ending is None or options.join:
-        return Conclusion(folder=store.folder, evidence=None, message=_go_on(options, "stopped as asked"))
-    _await_own_workers(study, options)
+        return Conclusion(folder=store.folder, evidence=None, message=STOPPED)
     if others := study.others_running():
         message = f"other workers still run trials {', '.join(map(str, others))}; the last one to end writes the result"
         return Conclusion(folder=store.folder, evidence=None, message=message)
     lock = Lock(store.folder / "confirm.lock")
     if not lock.take(wait=False):
-        return Conclusion(folder=store.folder, evidence=None, message="another worker is confirming the best candidates")
+        return Conclusion(folder=store.folder, evidence=None, message="another worker confirms the best now")
     try:
-        return _conclude(study, view, options, ending)
+        return _conclude(study, view, ending)
     finally:
         lock.release()
 
 
-def _conclude(study: Study, view: StudyView, options: Options, ending: str) -> Conclusion:
+def _conclude(study: Study, view: StudyView, ending: str) -> Conclusion:
     space, folder, rows = study.space, study.store.folder, study.store.rows()
     confirmed = None
     if any(row.outcome == "completed" for row in rows):
@@ -105,7 +112,7 @@ def _conclude(study: Study, view: StudyView, options: Options, ending: str) -> C
             stopped=study.limits.stopped,
         )
         if confirmed is None:
-            return Conclusion(folder=folder, evidence=None, message=_go_on(options, "stopped as asked"))
+            return Conclusion(folder=folder, evidence=None, message=STOPPED)
     found = evidence.gather(space, rows, confirmed or [], ending=ending, seed=study.store.seed)
     evidence.write(space, folder, found, rows)
     return Conclusion(folder=folder, evidence=found, message=ending)
@@ -117,10 +124,6 @@ def _announce(study: Study, view: StudyView, options: Options) -> None:
     view.say(f"{study.store.folder}: {f'going on after {ended} candidates' if ended else 'a new study'}")
     view.say(cost.upper_bound(study.space, options.trials))
     study.refresh()
-
-
-def _go_on(options: Options, what: str) -> str:
-    return f"{what}; everything is kept, the same command goes on"
 
 
 def _goes_on(found: dict[str, Any], trials: int) -> bool:
@@ -140,42 +143,33 @@ def _check_machine(space: Space) -> None:
 
 
 @contextlib.contextmanager
-def _workers(options: Options, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _workers(options: Options, folder: Path) -> Iterator[Workers]:
     """Run the further workers of this command; none outlives it."""
-    processes: list[subprocess.Popen[bytes]] = []
+    workers: Workers = []
     try:
         for number in range(1, 1 if options.join else options.workers):
             own = folder / "trials" / f"worker-{number}"
             own.mkdir(parents=True, exist_ok=True)
             with (own / "log.txt").open("ab") as log:
                 command = [sys.executable, "-m", "archsearch", *_arguments(options)]
-                processes.append(
-                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
+                worker = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
                 )
-        _own_workers[:] = processes
-        yield processes
+            workers.append(worker)
+        yield workers
     finally:
-        for process in processes:
-            if process.stdin:
-                process.stdin.close()  # it ends when this does
-            process.wait()
+        for worker in workers:
+            if worker.stdin:
+                worker.stdin.close()  # it ends when this does
+            worker.wait()
 
 
-_own_workers: list[subprocess.Popen[bytes]] = []
-
-
-def _await_own_workers(study: Study, options: Options) -> None:
-    while any(process.poll() is None for process in _own_workers):
-        study.refresh()
-        time.sleep(0.5)
-
-
-def _arguments(options: Options) -> Sequence[str]:
+def _arguments(options: Options) -> list[str]:
+    """Return the command line of a further worker."""
     arguments = ["search", options.file, "--output", str(options.output), "--join"]
     arguments += ["--trials", str(options.trials), "--seed", str(options.seed)]
-    for name in ("timeout", "stop_after"):
-        if (value := getattr(options, name)) is not None:
-            arguments += [f"--{name.replace('_', '-')}", f"{value:g}s"]
+    for name, value in (("--timeout", options.timeout), ("--stop-after", options.stop_after)):
+        arguments += [name, f"{value:g}s"] if value is not None else []
     for plugin in options.plugins:
         arguments += ["--plugin", plugin]
     return arguments

@@ -14,6 +14,9 @@ from archsearch.search.rows import Result, Row, failed_checks, objective_value, 
 from archsearch.search.space import Space
 from archsearch.search.store import PATIENCE, Hold, Store, is_alive, trailing_repeats
 
+PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+"""A candidate is trained in the precision that it is timed in; Lightning's names."""
+
 MAX_REPEATS = 200
 ENUMERABLE = 4000
 
@@ -174,6 +177,7 @@ def trial_config(
                 "tokens": task.tokens,
                 "optimizer": dict(task.optimizer),
                 "schedule": dict(task.schedule),
+                "precision": PRECISIONS[space.budget.precision],
             }
             for name, task in space.tasks.items()
         },

@@ -48,10 +48,8 @@ def outcome(row: Row, report: Report | None = None) -> str:
 def doing(report: Report) -> str:
     """Return a running trial's phase in words."""
     text = str(report.get("phase", "starting"))
-    if report.get("total_steps"):
-        text += f" {report.get('step', 0)}/{report['total_steps']}"
-    if report.get("loss") is not None:
-        text += f", loss {report['loss']:.3f}"
+    if progress := report.get("progress"):
+        text += f" {progress['step']}/{progress['total_steps']}, loss {progress['loss']:.3f}"
     return text
 
 

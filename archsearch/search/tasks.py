@@ -156,7 +156,7 @@ def _arguments(data: type, values: Mapping[str, Any], where: Where) -> dict[str,
     """Return the data's own arguments, their types checked against its signature."""
     hints = get_type_hints(data.__init__)  # type: ignore[misc]
     schema = make_dataclass("Arguments", [(name, hints[name]) for name in values])
-    return vars(fill(schema, values, where)) if values else {}
+    return dict(vars(fill(schema, values, where))) if values else {}
 
 
 def _objective(values: Any, tasks: Mapping[str, Task], where: Where) -> Objective:

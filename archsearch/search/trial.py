@@ -41,10 +41,10 @@ class Journal:
         write_atomic(self._path, json.dumps(self.report, indent=1))
         self._written = time.monotonic()
 
-    def progress(self, **news: Any) -> None:
-        """Put news on record that a later one replaces, not more often than a reader looks."""
+    def progress(self, news: Mapping[str, Any]) -> None:
+        """Put a training's news (step, total_steps, loss) on record, not more often than a reader looks."""
         if time.monotonic() - self._written > REPORT_SECONDS:
-            self.write(**news)
+            self.write(progress=dict(news))
 
 
 def main(folder: Path) -> int:
@@ -97,7 +97,7 @@ def _check_budget(architecture: Any, plain: Mapping[str, Any], journal: Journal,
 def _train(architecture: Any, name: str, task: Mapping[str, Any], seed: int, folder: Path, journal: Journal) -> None:
     from archsearch.training.run import train_and_evaluate
 
-    journal.write(phase=f"train {name}", step=0, total_steps=None, loss=None)
+    journal.write(phase=f"train {name}", progress={})
     started = time.monotonic()
     metrics = train_and_evaluate(
         architecture,
@@ -109,15 +109,20 @@ def _train(architecture: Any, name: str, task: Mapping[str, Any], seed: int, fol
         eval_lengths=task["evaluate"],
         seed=seed,
         checkpoint_dir=folder / name,
-        progress=journal.progress,
+        precision=task["precision"],
+        progress=lambda news: journal.progress(news),
     )
-    bad = next((key for key, value in metrics.items() if not math.isfinite(value)), None)
-    if bad:
-        raise ArithmeticError(f"{name}: {bad} is {metrics[bad]} after training")
+    _check_finite(name, metrics)
     journal.report["metrics"][name] = {key: float(value) for key, value in metrics.items()}
     journal.report["seconds"][name] = time.monotonic() - started
     journal.write()
     (folder / name / "last.ckpt").unlink(missing_ok=True)  # it has served: a study would fill the disk with them
+
+
+def _check_finite(name: str, metrics: Mapping[str, float]) -> None:
+    for key, value in metrics.items():
+        if not math.isfinite(value):
+            raise ArithmeticError(f"{name}: {key} is {value} after training")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Group
 from rich.live import Live
@@ -35,9 +34,7 @@ class StudyView:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
 
@@ -50,10 +47,10 @@ class StudyView:
         if self._live is None:
             self._print_news(rows)
             return
-        reports = {row.number: read_report(trial_folder(self._folder, row.number)) for row in rows if _runs(row)}
-        table = rows_table(
-            self._space, [row for row in rows if row.outcome != "duplicate"][-SHOWN:], {**reports, **running}
-        )
+        numbers = [row.number for row in rows if row.outcome == "running"]
+        reports = {number: read_report(trial_folder(self._folder, number)) for number in numbers}
+        shown = [row for row in rows if row.outcome not in ("duplicate", "waiting")][-SHOWN:]
+        table = rows_table(self._space, shown, {**reports, **running})
         self._live.update(Group(table, Text(self._status(rows))), refresh=True)
 
     def confirming(self, row: Row, seed: int, report: Report) -> None:
@@ -80,7 +77,3 @@ class StudyView:
         repeats = sum(row.outcome == "duplicate" for row in rows)
         distinct = sum(row.outcome not in ("duplicate", "waiting") for row in rows)
         return f"{distinct} of {self._trials} candidates, {repeats} repeats; * as written; {self._estimate(rows)}"
-
-
-def _runs(row: Row) -> bool:
-    return row.outcome == "running"

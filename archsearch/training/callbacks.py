@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning.pytorch as lightning
 import torch
-from lightning.pytorch.callbacks import BasePredictionWriter, Callback, Checkpoint
+from lightning.pytorch.callbacks import BasePredictionWriter, Callback, Checkpoint, RichProgressBar
 
 LAST = "last.ckpt"
 WINDOW = 50  # batches that tokens/s is a mean of
@@ -33,19 +33,19 @@ class SaveLast(Checkpoint):
         self._saved_step = -1
         self._saved_at = 0.0
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         self._saved_at = time.monotonic()
         self._saved_step = trainer.global_step
 
     def on_train_batch_end(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         due = trainer.strategy.broadcast(time.monotonic() - self._saved_at >= self.every_seconds)
         # a checkpoint holds no gradients: between two accumulated batches it would lose those of the first
         if due and not trainer.fit_loop._should_accumulate():
             self._save(trainer)
 
-    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         if trainer.global_step != self._saved_step:
             self._save(trainer)
 
@@ -72,16 +72,16 @@ class TokensPerSecond(Callback):
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
 
-    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         self._restart(pl_module)
 
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         self._restart(pl_module)
 
     def on_train_batch_end(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._marks.append((time.perf_counter(), pl_module.tokens_seen))  # type: ignore[arg-type]
+        self._marks.append((time.perf_counter(), pl_module.tokens_seen))
         if len(self._marks) > 1:
             pl_module.log("tokens/s", self.rate(), prog_bar=True)
 
@@ -90,13 +90,24 @@ class TokensPerSecond(Callback):
         (start, before), (stop, after) = self._marks[0], self._marks[-1]
         return (after - before) / max(stop - start, 1e-9)
 
-    def _restart(self, pl_module: lightning.LightningModule) -> None:
+    def _restart(self, pl_module: Any) -> None:
         self._marks.clear()
-        self._marks.append((time.perf_counter(), pl_module.tokens_seen))  # type: ignore[arg-type]
+        self._marks.append((time.perf_counter(), pl_module.tokens_seen))
+
+
+class ProgressBar(RichProgressBar):
+    """Lightning's bar without the epochs that an endless stream of batches does not have."""
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return "training"
+
+    def get_metrics(self, trainer: lightning.Trainer, pl_module: Any) -> dict[str, Any]:
+        metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
+        return {name: value for name, value in metrics.items() if name != "v_num"}
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Write what `predict` returns to `predictions.pt`: one dict of tensors per batch (rank r > 0: predictions-r.pt)."""
+    """Write what `predict` returns to `predictions.pt`: a dict of tensors per batch (rank r > 0: predictions-r.pt)."""
 
     def __init__(self, path: str | None = None) -> None:
         """Describe where.
@@ -108,7 +119,7 @@ class PredictionWriter(BasePredictionWriter):
         self.path = path
 
     def write_on_epoch_end(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, predictions: Any, batch_indices: Any
+        self, trainer: lightning.Trainer, pl_module: Any, predictions: Any, batch_indices: Any
     ) -> None:
         path = Path(self.path or Path(trainer.log_dir or trainer.default_root_dir, "predictions.pt"))
         if trainer.global_rank:
@@ -125,7 +136,7 @@ class StopOnInterrupt(Callback):
         self.interrupted = False
         self._previous: Callable[..., Any] | int | None = None
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         def stop(*_: object) -> None:
             self.interrupted = True
             trainer.should_stop = True
@@ -134,12 +145,8 @@ class StopOnInterrupt(Callback):
         self._previous = signal.getsignal(signal.SIGINT)
         signal.signal(signal.SIGINT, stop)
 
-    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         signal.signal(signal.SIGINT, self._previous)
 
-    def on_exception(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: lightning.Trainer, pl_module: Any, exception: BaseException) -> None:
         self.interrupted |= isinstance(exception, KeyboardInterrupt)
-
-

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import lightning.pytorch as lightning
-import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from archsearch.architecture import Architecture, small
-from archsearch.config import ConfigError, Where, fill, parse_quantity
+from archsearch.config import ConfigError, Where, fill
 from archsearch.model.language_model import HybridLM
 from archsearch.training.metrics import LanguageMetrics
 from archsearch.training.step import (
@@ -44,7 +43,6 @@ class LanguageModel(lightning.LightningModule):
         vocab_size: int | None = None,
         optimizer: OptimizerOptions = OPTIMIZER,
         schedule: ScheduleOptions = SCHEDULE,
-        max_tokens: int | str | None = None,
     ) -> None:
         """Build the model with fresh weights.
 
@@ -55,13 +53,11 @@ class LanguageModel(lightning.LightningModule):
             vocab_size: The data's vocabulary; an architecture that says another is refused.
             optimizer: AdamW.
             schedule: Of the learning rate.
-            max_tokens: Stop after so many tokens (4M is 4,000,000); the schedule then runs by tokens, not by steps.
         """
         super().__init__()
         self.architecture = describe(architecture, pattern, vocab_size)
         self.optimizer_options = _options(OptimizerOptions, optimizer, "model.optimizer")
         self.schedule_options = _options(ScheduleOptions, schedule, "model.schedule")
-        self.max_tokens = _max_tokens(max_tokens)
         self.model = HybridLM(self.architecture)
         self.tokens_seen = 0
         self._metrics = nn.ModuleList()
@@ -71,13 +67,13 @@ class LanguageModel(lightning.LightningModule):
                 "architecture": self.architecture.to_dict(),
                 "optimizer": dataclasses.asdict(self.optimizer_options),
                 "schedule": dataclasses.asdict(self.schedule_options),
-                "max_tokens": self.max_tokens,
             }
         )
 
     def forward(self, tokens: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """Return logits `[B, T, vocabulary]` for `tokens` `[B, T]`."""
-        return forward(self.model, {"tokens": tokens} if cu_seqlens is None else {"tokens": tokens, "cu_seqlens": cu_seqlens})
+        packed = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
+        return forward(self.model, {"tokens": tokens, **packed})
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = next_token_loss(forward(self.model, batch), batch["targets"])
@@ -87,7 +83,7 @@ class LanguageModel(lightning.LightningModule):
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        if self.max_tokens is not None and self.tokens_seen >= self.max_tokens:
+        if 0 < self.schedule_options.total_tokens <= self.tokens_seen:
             self.trainer.should_stop = True
 
     def on_validation_epoch_start(self) -> None:
@@ -109,7 +105,7 @@ class LanguageModel(lightning.LightningModule):
         self._log_evaluation("test")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return `tokens`, `targets`, the likeliest `predictions` and each target's `log_probabilities`, all `[B, T]`."""
+        """Return `tokens`, `targets`, likeliest `predictions` and the targets' `log_probabilities`, each `[B, T]`."""
         log_probabilities = forward(self.model, batch).float().log_softmax(-1)
         targets = batch["targets"]
         chosen = log_probabilities.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
@@ -120,7 +116,7 @@ class LanguageModel(lightning.LightningModule):
             "log_probabilities": chosen.masked_fill(targets == IGNORED, 0.0),
         }
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         # a gradient scaler (fp16) cannot be combined with a fused optimizer and clipping
         fused = False if self._scales_gradients() else None
         optimizer = build_optimizer(self.model, self.optimizer_options, fused=fused)
@@ -151,9 +147,10 @@ class LanguageModel(lightning.LightningModule):
         total_steps = self.trainer.estimated_stepping_batches
         step_tokens = self._tokens_per_step()
         options, warmup = self.schedule_options, None
-        expected = min(total_steps, self.max_tokens / step_tokens if self.max_tokens and step_tokens else math.inf)
+        total_tokens = options.total_tokens
+        expected = min(total_steps, total_tokens / step_tokens if total_tokens and step_tokens else math.inf)
         if expected == math.inf and (options.type != "constant" or options.warmup_steps is None):
-            rule = "the schedule needs the length of the run: give trainer.max_steps or model.max_tokens"
+            rule = "the schedule needs the length of the run: give trainer.max_steps or model.schedule.tokens"
             raise ConfigError(f"model.schedule: {rule}, or type constant with warmup_steps")
         if options.warmup_steps is not None:
             warmup = options.warmup_steps / (expected if expected < math.inf else max(1, options.warmup_steps))
@@ -163,7 +160,7 @@ class LanguageModel(lightning.LightningModule):
             if expected == math.inf:
                 return min(1.0, (steps_done + 1) / max(1, options.warmup_steps or 0))
             by_steps = (steps_done + 1) / total_steps
-            by_tokens = (self.tokens_seen + step_tokens) / self.max_tokens if self.max_tokens else 0.0
+            by_tokens = (self.tokens_seen + step_tokens) / total_tokens if total_tokens else 0.0
             return lr_factor(min(1.0, max(by_steps, by_tokens)), options, warmup)
 
         return factor
@@ -218,12 +215,3 @@ def describe(architecture: Mapping[str, Any] | str | None, pattern: str | None, 
 
 def _options(schema: type[Options], values: Any, name: str) -> Options:
     return fill(schema, values, Where(name)) if isinstance(values, Mapping) else values
-
-
-def _max_tokens(value: int | str | None) -> int | None:
-    if value is None:
-        return None
-    tokens = parse_quantity(value, "count", Where("model.max_tokens"))
-    if tokens < 1:
-        raise ConfigError(f"model.max_tokens: must be at least 1; got {value}")
-    return int(tokens)

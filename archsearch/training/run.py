@@ -5,23 +5,25 @@ from __future__ import annotations
 import logging
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as lightning
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from archsearch import data as data_modules
 from archsearch.architecture import Architecture
+from archsearch.config import ConfigError, nearest
 from archsearch.data.base import TokenData
+from archsearch.training.callbacks import LAST, SaveLast
 from archsearch.training.module import LanguageModel
 
 CHECKPOINT_SECONDS = 30.0
+REPORT_SECONDS = 0.5
 
 
-class NotFiniteError(RuntimeError):
+class NotFiniteError(ArithmeticError):
     """The loss became infinite or NaN."""
 
 
@@ -30,117 +32,135 @@ def train_and_evaluate(
     data_class: str,
     data_args: Mapping[str, Any],
     *,
-    max_tokens: int,
     optimizer: Mapping[str, Any] | None = None,
     schedule: Mapping[str, Any] | None = None,
-    eval_lengths: list[int] | None = None,
+    max_tokens: int | None = None,
+    max_steps: int | None = None,
+    eval_lengths: list[int] | tuple[int, ...] | None = None,
     seed: int = 0,
     precision: str = "32-true",
-    checkpoint_dir: Path | None = None,
-    progress: Callable[[dict[str, float]], None] | None = None,
+    checkpoint_dir: str | Path | None = None,
+    progress: Callable[[dict[str, Any]], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> dict[str, float]:
-    """Train from scratch for `max_tokens` and return the validation figures.
+    """Train from scratch for `max_tokens` or `max_steps` and return the validation metrics.
 
-    Keys: `loss`, `accuracy`, `perplexity` at the training length and `loss/256` and so on at every evaluation length,
-    `train_loss`, `tokens`, `seconds`. Goes on from `checkpoint_dir/last.ckpt` where there is one. The architecture's
-    vocabulary is replaced by the data's. Raises NotFiniteError where training diverges.
+    Keys: `loss`, `perplexity`, `accuracy` at the training length (and `last_accuracy` where the last position is what
+    counts), `loss/128` and so on at every evaluation length, `train_loss` (mean of the last batches), `tokens`,
+    `seconds` (of this call) and `stopped` (1.0 where `stop` ended the training early). The architecture's vocabulary
+    is replaced by the data's. Goes on, bit for bit, from `checkpoint_dir/last.ckpt` where there is one.
+
+    `progress` is called about twice a second with `step`, `total_steps`, `tokens`, `loss`, `tokens_per_second` and
+    `seconds`. Raises ConfigError for what cannot be built, NotFiniteError where training diverges.
     """
-    _quiet()
+    if (max_tokens is None) == (max_steps is None):
+        raise ConfigError(f"one of max_tokens and max_steps must be given; got {max_tokens} and {max_steps}")
+    started = time.monotonic()
+    be_quiet()
     lightning.seed_everything(seed, verbose=False)
-    data = build_data(data_class, {**data_args, "eval_lengths": eval_lengths, "seed": seed})
-    values = {**architecture.to_dict(), "vocab_size": data.vocab_size}
-    steps = steps_for(data, max_tokens)
-    model = LanguageModel(values, optimizer=dict(optimizer or {}), schedule=dict(schedule or {}))  # type: ignore[arg-type]
-    callbacks: list[lightning.Callback] = [_Progress(progress, steps)]
+    data = build_data(data_class, {**data_args, "eval_lengths": eval_lengths and list(eval_lengths), "seed": seed})
+    model = LanguageModel(
+        replace(architecture, vocab_size=data.vocab_size).to_dict(),
+        optimizer=dict(optimizer or {}),  # type: ignore[arg-type]
+        schedule={**(schedule or {}), "tokens": max_tokens},  # type: ignore[arg-type]
+    )
+    watch = Watch(progress, stop, max_steps or steps_for(data, max_tokens or 0))
+    callbacks: list[lightning.Callback] = [watch]
     if checkpoint_dir is not None:
-        callbacks.append(_LastCheckpoint(checkpoint_dir))
+        callbacks.append(SaveLast(str(checkpoint_dir), CHECKPOINT_SECONDS))
     trainer = lightning.Trainer(
-        max_steps=steps,
+        max_steps=max_steps or -1,
         max_epochs=-1,
         precision=precision,  # type: ignore[arg-type]
-        gradient_clip_val=1.0,
+        devices=1,
         num_sanity_val_steps=0,
+        limit_val_batches=0,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=checkpoint_dir is not None,
         callbacks=callbacks,
-        limit_val_batches=0,
         default_root_dir=checkpoint_dir,
     )
-    started = time.monotonic()
-    last = None if checkpoint_dir is None else checkpoint_dir / "last.ckpt"
-    resumed = str(last) if last and last.exists() else None
-    trainer.fit(model, datamodule=data, ckpt_path=resumed, weights_only=True if resumed else None)
+    resumed = checkpoint_dir is not None and Path(checkpoint_dir, LAST).exists()
+    checkpoint = Path(checkpoint_dir, LAST) if resumed and checkpoint_dir is not None else None
+    trainer.fit(model, datamodule=data, ckpt_path=checkpoint, weights_only=True if resumed else None)
     trainer.limit_val_batches = 1.0
     results = trainer.validate(model, datamodule=data, verbose=False)
-    figures = {key.removeprefix("val/"): float(value) for result in results for key, value in result.items()}
-    train_loss = next(callback.loss for callback in callbacks if isinstance(callback, _Progress))
     return {
-        **figures,
-        "train_loss": train_loss,
+        **{name.removeprefix("val/"): value for result in results for name, value in result.items()},
+        "train_loss": watch.mean_loss(),
         "tokens": float(model.tokens_seen),
         "seconds": time.monotonic() - started,
+        "stopped": float(watch.stopped),
     }
 
 
 def build_data(data_class: str, arguments: Mapping[str, Any]) -> TokenData:
-    """Return the data module of that name; arguments that are None keep their defaults."""
-    given = {key: value for key, value in arguments.items() if value is not None}
-    module: TokenData = getattr(data_modules, data_class)(**given)
+    """Return the data module of that name; arguments that are None keep their defaults. Raises ConfigError."""
+    if data_class not in data_modules.__all__:
+        known = ", ".join(data_modules.__all__)
+        raise ConfigError(f"data: unknown {data_class!r}{nearest(data_class, data_modules.__all__)}; known: {known}")
+    module: TokenData = getattr(data_modules, data_class)(
+        **{name: value for name, value in arguments.items() if value is not None}
+    )
     return module
 
 
 def steps_for(data: TokenData, max_tokens: int) -> int:
     """Return the optimizer steps that train on `max_tokens` tokens at the data's full length, at least one."""
-    return max(1, round(max_tokens / (data.batch_size * data.length)))
+    return max(1, math.ceil(max_tokens / data.tokens_per_batch))
 
 
-class _Progress(lightning.Callback):
-    """Report step, loss and speed about once a second, and stop where the loss is not finite."""
+class Watch(lightning.Callback):
+    """Report progress now and then, stop when asked to, and stop where the loss is not finite."""
 
-    def __init__(self, report: Callable[[dict[str, float]], None] | None, steps: int) -> None:
-        self.report, self.steps = report, steps
-        self.loss = math.nan
-        self._reported, self._tokens = time.monotonic(), 0
+    def __init__(
+        self, progress: Callable[[dict[str, Any]], None] | None, stop: Callable[[], bool] | None, total_steps: int
+    ) -> None:
+        self.progress, self.stop, self.total_steps = progress, stop, total_steps
+        self.stopped = False
+        self._losses: list[float] = []  # one per report: reading a loss waits for the GPU
+        self._started = self._looked = time.monotonic()
+        self._tokens = 0
+
+    def mean_loss(self) -> float:
+        """Return the mean of the last few losses looked at."""
+        recent = self._losses[-5:]
+        return sum(recent) / len(recent) if recent else math.nan
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        self._looked, self._tokens = time.monotonic(), pl_module.tokens_seen
 
     def on_train_batch_end(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._tokens += batch["tokens"].numel()
         now = time.monotonic()
-        last = trainer.global_step >= self.steps
-        if now - self._reported < 1.0 and not last:
+        last = trainer.global_step >= self.total_steps or trainer.should_stop
+        if now - self._looked < REPORT_SECONDS and not last:
             return
-        self.loss = float(outputs["loss"])
-        if not math.isfinite(self.loss):
-            raise NotFiniteError(f"loss {self.loss} at step {trainer.global_step}")
-        if self.report:
-            speed = self._tokens / max(1e-9, now - self._reported)
-            step = float(trainer.global_step)
-            self.report({"step": step, "steps": self.steps, "loss": self.loss, "tokens_per_second": speed})
-        self._reported, self._tokens = now, 0
+        loss = float(outputs["loss"])
+        if not math.isfinite(loss):
+            raise NotFiniteError(f"the loss is {loss} at step {trainer.global_step}")
+        self._losses.append(loss)
+        if self.stop is not None and not last and self.stop():
+            self.stopped = trainer.should_stop = True
+        if self.progress is not None:
+            speed = (pl_module.tokens_seen - self._tokens) / max(now - self._looked, 1e-9)
+            self.progress(
+                {
+                    "step": trainer.global_step,
+                    "total_steps": self.total_steps,
+                    "tokens": pl_module.tokens_seen,
+                    "loss": loss,
+                    "tokens_per_second": speed,
+                    "seconds": now - self._started,
+                }
+            )
+        self._looked, self._tokens = now, pl_module.tokens_seen
 
 
-class _LastCheckpoint(ModelCheckpoint):
-    """Keep `last.ckpt`, written every half minute and at the end, all or nothing."""
-
-    def __init__(self, folder: Path) -> None:
-        from datetime import timedelta
-
-        super().__init__(
-            dirpath=folder,
-            filename="last",
-            train_time_interval=timedelta(seconds=CHECKPOINT_SECONDS),
-            save_top_k=1,
-            enable_version_counter=False,
-        )
-
-
-def _quiet() -> None:
-    """Keep Lightning's banners and hints out of a trial's log; errors stay."""
+def be_quiet() -> None:
+    """Keep Lightning's banners and hints to itself; warnings and errors stay."""
     for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
-    warnings.filterwarnings("ignore", message=".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*")
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from archsearch.config import quantity
-from archsearch.config import ConfigError
+from archsearch.config import ConfigError, Where, parse_quantity, quantity
 from archsearch.model.language_model import HybridLM
 
 Batch = dict[str, Tensor]
@@ -33,7 +32,7 @@ class OptimizerOptions:
         grad_clip: Norm that the gradient of all parameters together is clipped to; null leaves it alone.
     """
 
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -58,18 +57,40 @@ class ScheduleOptions:
     """Linear warm-up over a fraction of the run, then a cosine (or nothing) down to a fraction of the peak rate.
 
     The run is counted in steps, or in tokens where `tokens` says how many; it then ends with them.
+
+    Args:
+        type: cosine, or constant at the peak after the warm-up.
+        warmup: Fraction of the run that warms up.
+        warmup_steps: The same in optimizer steps; where given, it is used instead.
+        final: Fraction of the peak rate at the end of a cosine.
+        tokens: Length of the run in tokens, as a number or as text such as 4M.
     """
 
     type: Literal["cosine", "constant"] = "cosine"
     warmup: float = 0.1
+    warmup_steps: int | None = None
     final: float = 0.1
-    tokens: int | None = quantity("count", default=None)
+    tokens: int | str | None = quantity("count", default=None)
+
+    def __post_init__(self) -> None:
+        for name in ("warmup", "final"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"schedule.{name}: must be from 0 to 1; got {getattr(self, name)}")
+        if self.warmup_steps is not None and self.warmup_steps < 0:
+            raise ConfigError(f"schedule.warmup_steps: must be at least 0; got {self.warmup_steps}")
+        if self.tokens is not None and self.total_tokens < 1:
+            raise ConfigError(f"schedule.tokens: must be at least 1; got {self.tokens}")
+
+    @property
+    def total_tokens(self) -> int:
+        """`tokens` as a number, 0 where the run is counted in steps."""
+        return 0 if self.tokens is None else int(parse_quantity(self.tokens, "count", Where("schedule.tokens")))
 
 
 def train_step(model: HybridLM, optimizer: torch.optim.Optimizer, batch: Batch, grad_clip: float | None) -> Tensor:
     """Run forward, backward, clipping by the global norm and the optimizer; returns the loss."""
     loss = next_token_loss(forward(model, batch), batch["targets"])
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     if grad_clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
     optimizer.step()
@@ -102,7 +123,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
     """Return the parameters that decay (matrices that their module does not exempt) and those that do not."""
     groups: dict[bool, dict[int, nn.Parameter]] = {True: {}, False: {}}
     for module in model.modules():
-        exempt = getattr(module, "no_weight_decay", frozenset())
+        exempt: frozenset[str] = getattr(module, "no_weight_decay", frozenset())
         for name, parameter in module.named_parameters(recurse=False):
             groups[parameter.ndim >= 2 and name not in exempt][id(parameter)] = parameter
     return [

@@ -1,0 +1,126 @@
+"""What the commands print: a study's result, its status, and the survey of a space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from archsearch.search.rows import Description, Result, Row
+from archsearch.search.space import Space
+from archsearch.search.status import Status
+from archsearch.search.tables import confirmed_table, make_console, rows_table
+
+REASONS = 12
+"""A survey prints so many of the commonest reasons."""
+
+
+def print_result(space: Space, folder: Path, evidence: Mapping[str, Any], message: str) -> None:
+    """Print all candidates, the confirmed ones, and the verdict."""
+    console = make_console()
+    rows = [_row(trial) for trial in evidence["trials"]]
+    console.print(rows_table(space, rows, {}))
+    console.print("* as written in the space, exempt from the size tolerance\n")
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in evidence["counts"].items() if outcome != "waiting")
+    console.print(f"{message}: {counts}", markup=False)
+    if evidence["confirmed"]:
+        console.print(f"\ntrained again with fresh seeds (mean ± {evidence['confidence']:.0%} t-interval):\n")
+        console.print(confirmed_table(evidence))
+    console.print()
+    console.print(verdict(evidence, folder), markup=False)
+
+
+def verdict(evidence: Mapping[str, Any], folder: Path) -> str:
+    """Return the outcome of a study in words."""
+    trials = {trial["number"]: trial for trial in evidence["trials"]}
+    if evidence["winner"] is None:
+        return _nothing(evidence, trials)
+    best = trials[evidence["winner"]]
+    text = f"winner: trial {best['number']}, {_name(best)}"
+    found = next((x for x in evidence["confirmed"] if x["trial"] == best["number"]), None)
+    return f"{text}; {_against_base(found)}\nwritten to {folder / 'best'} and {folder / 'evidence.json'}"
+
+
+def print_status(status: Status) -> None:
+    """Print what a study ran, is running and refused."""
+    console = make_console()
+    console.print(rows_table(status.space, status.rows, status.alive))
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in status.counts.items())
+    console.print(f"\n{status.folder}: {counts or 'no trials yet'}", markup=False)
+    if status.abandoned:
+        numbers = ", ".join(map(str, status.abandoned))
+        console.print(f"abandoned by a killed worker: {numbers}; the next worker of this study takes them up again")
+    if status.evidence:
+        console.print(verdict(status.evidence, status.folder), markup=False)
+
+
+def print_survey(space: Space, figures: Mapping[str, Any]) -> None:
+    """Print which share of a space is legal, why the rest is not, and a few candidates."""
+    console = make_console()
+    legal, samples = figures["legal"], figures["samples"]
+    console.print(f"{space.name}: {legal} of {samples} sampled candidates are legal ({legal / samples:.0%})")
+    reasons = list(figures["reasons"].items())
+    for reason, count in reasons[:REASONS]:
+        console.print(f"  {count:>5} {reason}", markup=False)
+    if rest := reasons[REASONS:]:
+        console.print(f"  {sum(count for _, count in rest):>5} for {len(rest)} other reasons (--json shows all)")
+    if figures["distinct_in_space"] is None:
+        console.print(f"{figures['distinct_in_sample']} different models among them; the space is too large to count\n")
+    else:
+        console.print(f"{figures['distinct_in_space']} different models in all, {figures['legal_in_space']} legal\n")
+    _print_inspected(console, [*figures["given"], *figures["examples"]])
+
+
+def _print_inspected(console: Console, inspected: list[Mapping[str, Any]]) -> None:
+    table = Table("", "pattern", "shape", box=None, pad_edge=False, header_style="bold")
+    for name in ("parameters", "vs base", "state bytes"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for found in inspected:
+        figures = [f"{found[key]:,}" if found[key] is not None else "" for key in ("parameters", "state_bytes")]
+        change = f"{found['parameters_change']:+.1%}" if found["parameters_change"] is not None else ""
+        texts = [found["given"] or "", found["pattern"], found["shape"], figures[0], change, figures[1]]
+        table.add_row(*(escape(text) for text in [*texts, found["refusal"] or "legal"]))
+    console.print(table)
+
+
+def _nothing(evidence: Mapping[str, Any], trials: Mapping[int, Mapping[str, Any]]) -> str:
+    if evidence["nearest"] is None:
+        reasons = [trial["reason"] for trial in evidence["trials"] if trial["outcome"] in ("failed", "illegal")]
+        return f"no candidate could be trained; the first reason: {reasons[0] if reasons else 'none was tried'}"
+    near = trials[evidence["nearest"]]
+    return f"no candidate meets the budget; the nearest is trial {near['number']}, {_name(near)}: {near['reason']}"
+
+
+def _against_base(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "not confirmed with fresh seeds (study.confirm)"
+    if found["is_base"]:
+        return "the base itself: nothing that was tried is better"
+    objective = found["objectives"][0]
+    difference = objective["difference_to_base"]
+    if difference is None or difference["low"] is None:
+        return f"{objective['label']}: the difference to the base is not known from these seeds"
+    interval = f"{difference['mean']:+.3g} [{difference['low']:+.3g}, {difference['high']:+.3g}]"
+    if difference["is_tie"]:
+        return f"{objective['label']} against the base {interval}: a tie"
+    return f"{objective['label']} against the base {interval} over {difference['seeds']} seeds"
+
+
+def _name(trial: Mapping[str, Any]) -> str:
+    shape = f" with {trial['shape']}" if trial["shape"] else ""
+    return f"{trial['pattern']}{shape}"
+
+
+def _row(trial: Mapping[str, Any]) -> Row:
+    """Return a trial of the evidence as a row."""
+
+    def taken(schema: Any) -> dict[str, Any]:
+        return {name: trial[name] for name in schema.__dataclass_fields__ if name in trial}
+
+    described = Description(**taken(Description)) if "key" in trial else None
+    return Row(number=trial["number"], given=trial["given"], description=described, result=Result(**taken(Result)))

@@ -1,0 +1,259 @@
+"""`archsearch fit`, `validate`, `test` and `predict`: LightningCLI with errors in one line."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentError, Namespace, set_parsing_settings
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger
+
+from archsearch import data as data_modules
+from archsearch.config import ConfigError, nearest
+from archsearch.data.base import TokenData
+from archsearch.registry import import_plugin
+from archsearch.training.callbacks import PredictionWriter, ProgressBar, SaveLast, StopOnInterrupt, TokensPerSecond
+from archsearch.training.module import LanguageModel
+from archsearch.training.run import be_quiet
+
+MAX_STEPS = 500  # where nothing says when to stop
+VALIDATE_EVERY = 250  # batches, about: so that the last step is validated
+TRUSTED = ["archsearch", "lightning", "torch"]
+TRAINER_DEFAULTS = {
+    "max_epochs": -1,
+    "num_sanity_val_steps": 0,
+    "check_val_every_n_epoch": None,
+    "val_check_interval": VALIDATE_EVERY,
+    "log_every_n_steps": 10,
+    "enable_model_summary": False,
+}
+HELP = """Besides the arguments below: --plugin MODULE imports a module that registers mixers (may be repeated); --trust
+allows class paths from outside archsearch, lightning and torch, which run the code that they name."""
+
+
+def main(argv: list[str]) -> int:
+    """Run `fit`, `validate`, `test` or `predict`; returns 0, 1 (the user's error) or 2 (usage).
+
+    ValueError and OSError are the caller's to print; what only Lightning and jsonargparse raise is printed here.
+    """
+    be_quiet()
+    _ignore_hints()
+    argv, plugins, trust = _take_own_flags(argv)
+    for plugin in plugins:
+        import_plugin(plugin)
+    if not trust:
+        set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*TRUSTED, *plugins])
+    interrupt = StopOnInterrupt()
+    try:
+        Command(argv, interrupt)
+    except ArgumentError as error:
+        message = _one_line(str(error), argv)
+        print(f"error: {message}", file=sys.stderr)
+        return 1 if "not allowed" in message else 2
+    except (MisconfigurationException, torch.OutOfMemoryError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except SystemExit:
+        if interrupt.interrupted:
+            raise KeyboardInterrupt from None
+        raise
+    if interrupt.interrupted:
+        raise KeyboardInterrupt
+    return 0
+
+
+class Command(LightningCLI):
+    """LightningCLI with this project's defaults, and checkpoints whose hyperparameters are defaults, not commands."""
+
+    def __init__(self, argv: list[str], interrupt: StopOnInterrupt) -> None:
+        quiet = {"exit_on_error": False, "description": HELP}
+        super().__init__(
+            LanguageModel,
+            TokenData,
+            subclass_mode_data=True,
+            save_config_callback=SaveConfig,
+            trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [TokensPerSecond(), interrupt]},
+            seed_everything_default=0,
+            parser_kwargs={"exit_on_error": False, **{name: dict(quiet) for name in self.subcommands()}},
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=argv,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        # checkpoints are always loaded as plain data
+        return {name: skipped | {"weights_only"} for name, skipped in LightningCLI.subcommands().items()}
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(Trainer, "trainer")
+        parser.set_defaults({f"trainer.{name}": x for name, x in self.trainer_defaults.items() if name != "callbacks"})
+        parser.add_lightning_class_args(LanguageModel, "model")
+        # not required by the parser: a checkpoint may give it
+        parser.add_lightning_class_args(TokenData, "data", subclass_mode=True, required=False)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(SaveLast, "checkpoint")
+        parser.add_lightning_class_args(PredictionWriter, "predictions")
+        parser.link_arguments("data.vocab_size", "model.vocab_size", apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse; with a checkpoint parse again, its hyperparameters as the defaults that flags and files override."""
+        self.config = parser.parse_args(args)
+        self.checkpoint: dict[str, Any] | None = None
+        path = self._own_config().get("ckpt_path")
+        if path:
+            self.checkpoint = load_checkpoint(path)
+            subparser = self._subcommand_parsers[self.config["subcommand"]]
+            subparser.set_defaults(_as_defaults(self.checkpoint))
+            self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Do nothing: `parse_arguments` has done it, and what is said explicitly has won."""
+
+    def before_instantiate_classes(self) -> None:
+        config = self._own_config()
+        if not config.get("data"):
+            choices = " or ".join(f"--data={name}" for name in data_modules.__all__)
+            raise ConfigError(f"data: is required: {choices}")
+        arguments = config["data"].get("init_args")
+        if arguments is not None and arguments.get("seed", 0) is None:
+            arguments["seed"] = config["seed_everything"]
+        trainer = config["trainer"]
+        endless = trainer["max_steps"] == -1 and trainer["max_epochs"] in (None, -1) and trainer["max_time"] is None
+        if endless and config["model"]["schedule"]["tokens"] is None:
+            trainer["max_steps"] = MAX_STEPS
+        if trainer["max_steps"] > 0 and trainer["val_check_interval"] == VALIDATE_EVERY:
+            batches = trainer["max_steps"] * trainer["accumulate_grad_batches"]
+            trainer["val_check_interval"] = batches // math.ceil(batches / VALIDATE_EVERY)
+
+    def instantiate_classes(self) -> None:
+        super().instantiate_classes()
+        if self.checkpoint is not None:
+            check_same_model(self._own_config()["ckpt_path"], self.checkpoint, self.model)
+
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> Trainer:
+        if config["logger"] in (None, True):
+            config["logger"] = CSVLogger(config["default_root_dir"] or ".")
+        if config["enable_progress_bar"] is not False:
+            callbacks = [*callbacks, ProgressBar()]
+        trainer: Trainer = super()._instantiate_trainer(config, callbacks)
+        return trainer
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        arguments = super()._prepare_subcommand_kwargs(subcommand)
+        return {**arguments, "weights_only": True} if arguments.get("ckpt_path") else arguments
+
+    def after_fit(self) -> None:
+        """Say what came out and where it is."""
+        for name, value in self.trainer.callback_metrics.items():
+            if name.startswith("val/"):
+                print(f"{name:<24}{value:.4f}")
+        saver = next(x for x in vars(self.trainer)["callbacks"] if isinstance(x, SaveLast))
+        if (path := saver.path(self.trainer)).is_file():
+            print(f"checkpoint: {path}")
+
+    def _own_config(self) -> Namespace:
+        config: Namespace = self.config[self.config["subcommand"]]
+        return config
+
+
+class SaveConfig(SaveConfigCallback):
+    """Save what a run was started with: `config.yaml` of `fit`, `validate.yaml` and so on of the others."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "overwrite": True})
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        self.config_filename = "config.yaml" if stage == "fit" else f"{stage}.yaml"
+        super().setup(trainer, pl_module, stage)
+
+
+def load_checkpoint(path: str) -> dict[str, Any]:
+    """Return a checkpoint's content, plain data only. Raises ConfigError."""
+    if not Path(path).is_file():
+        raise ConfigError(f"ckpt_path: no such file: {path}")
+    try:
+        checkpoint = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(f"ckpt_path: {path} is no checkpoint of plain tensors and values: {reason}") from None
+    if not isinstance(checkpoint, dict) or "architecture" not in checkpoint.get("hyper_parameters", {}):
+        raise ConfigError(f"ckpt_path: {path} is no checkpoint of this program")
+    return checkpoint
+
+
+def check_same_model(path: str, checkpoint: Mapping[str, Any], model: LanguageModel) -> None:
+    """Raise ConfigError where flags or files ask for another model than the checkpoint's weights are of."""
+    from archsearch.architecture import Architecture
+    from archsearch.config import Where
+    from archsearch.pattern import compact
+
+    saved = Architecture.from_dict(checkpoint["hyper_parameters"]["architecture"], Where(path))
+    if saved.id != model.architecture.id:
+        asked = model.architecture
+        raise ConfigError(
+            f"ckpt_path: {path} holds pattern {compact(saved.pattern)}, hidden size {saved.hidden_size}, vocabulary "
+            f"{saved.vocab_size} (id {saved.id}); asked for is pattern {compact(asked.pattern)}, hidden size "
+            f"{asked.hidden_size}, vocabulary {asked.vocab_size} (id {asked.id})"
+        )
+
+
+def _as_defaults(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters of model and data as defaults of the parser."""
+    model = checkpoint["hyper_parameters"]
+    defaults: dict[str, Any] = {"model.architecture": model["architecture"]}
+    for group in ("optimizer", "schedule"):
+        defaults |= {f"model.{group}.{name}": value for name, value in model[group].items()}
+    if "data_class" in checkpoint:
+        arguments = dict(checkpoint["datamodule_hyper_parameters"])
+        defaults["data"] = {"class_path": checkpoint["data_class"], "init_args": arguments}
+    return defaults
+
+
+def _take_own_flags(argv: list[str]) -> tuple[list[str], list[str], bool]:
+    """Split off what has to act before a parser can be built: `--plugin MODULE` and `--trust`."""
+    rest, plugins, trust = [], [], False
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument == "--trust":
+            trust = True
+        elif argument == "--plugin":
+            plugins.append(next(arguments, ""))
+        elif argument.startswith("--plugin="):
+            plugins.append(argument.removeprefix("--plugin="))
+        else:
+            rest.append(argument)
+    return rest, plugins, trust
+
+
+def _one_line(message: str, argv: list[str]) -> str:
+    """Return what an error of the parser says, without its pages of usage."""
+    denied = next((line for line in message.split("\n") if "denied by" in line), None)
+    if denied:
+        path = denied.split("Importing '")[-1].split("'")[0]
+        return f"class_path: {path} is not allowed: it is not part of {', '.join(TRUSTED)}; --trust allows it"
+    chosen = next((x.removeprefix("--data=") for x in argv if x.startswith("--data=")), None)
+    if chosen and "." not in chosen and chosen not in data_modules.__all__:
+        known = ", ".join(data_modules.__all__)
+        return f"data: unknown {chosen!r}{nearest(chosen, data_modules.__all__)}; known: {known}"
+    return message
+
+
+def _ignore_hints() -> None:
+    """Silence what no user of these commands can or should act on."""
+    for hint in (
+        ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",  # torch, in Lightning
+        r"(?s).*was deprecated in v4.*",  # jsonargparse, in Lightning
+        r"(?s).*JsonargparseDeprecationWarning.*",
+    ):
+        warnings.filterwarnings("ignore", message=hint)
