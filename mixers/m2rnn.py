@@ -37,6 +37,7 @@ class M2RNNOptions(DecayOptions):
     activation: Literal["silu", "none"] = "silu"
     residual: bool = True
     weight_init: Literal["identity", "orthogonal"] = "identity"
+    weight_init_gain: float = 1.0
     gradient_clip: float | None = 1.0
 
     def counts(self) -> dict[str, int]:
@@ -125,6 +126,7 @@ class M2RNN(Mixer):
                 nn.init.orthogonal_(weight)
             else:
                 nn.init.eye_(weight)
+            weight *= self.options.weight_init_gain
         if self.residual_weight is not None:
             nn.init.ones_(self.residual_weight)
 

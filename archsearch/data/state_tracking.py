@@ -36,6 +36,7 @@ class StateTracking(TokenData):
         eval_lengths: list[int] | None = None,
         eval_size: int = 256,
         curriculum_start: int | None = None,
+        curriculum_hold: int = 0,
         curriculum_steps: int = 0,
         seed: int | None = None,
         num_workers: int = 0,
@@ -51,7 +52,8 @@ class StateTracking(TokenData):
             eval_size: Validation (and test) sequences per length.
             curriculum_start: Length of the first training batch; from there it grows in a line up to `length`.
                 Default: every batch has `length`.
-            curriculum_steps: Training batches over which the length grows.
+            curriculum_hold: Training batches of length `curriculum_start` before it grows.
+            curriculum_steps: Training batches, those held included, after which the length is `length`.
             seed: Of the training sequences. Default: that of `seed_everything` on the command line, else 0.
             num_workers: Processes that make batches; 0 makes them in the training process, which costs little.
         """
@@ -61,14 +63,17 @@ class StateTracking(TokenData):
         if curriculum_start is not None and not 1 <= curriculum_start <= length:
             raise ConfigError(f"data.curriculum_start: must be from 1 to length ({length}); got {curriculum_start}")
         if curriculum_steps < 0 or (curriculum_start is not None and curriculum_steps == 0):
-            rule = "must be the number of batches over which the length grows"
+            rule = "must be the number of batches after which the length is reached"
             raise ConfigError(f"data.curriculum_steps: {rule}; got {curriculum_steps}")
+        if not 0 <= curriculum_hold <= curriculum_steps:
+            rule = f"must be from 0 to curriculum_steps ({curriculum_steps})"
+            raise ConfigError(f"data.curriculum_hold: {rule}; got {curriculum_hold}")
         if eval_size < 1:
             raise ConfigError(f"data.eval_size: must be at least 1; got {eval_size}")
         self.group = group
         self.eval_size = eval_size
         self._table = multiplication_table(group)
-        self._curriculum = (curriculum_start, curriculum_steps)
+        self._curriculum = {"start": curriculum_start, "hold": curriculum_hold, "steps": curriculum_steps}
         self.save_hyperparameters(logger=False)
 
     @property
@@ -79,7 +84,7 @@ class StateTracking(TokenData):
         return [4 * self.length]
 
     def train_batches(self) -> Callable[[int], Batch]:
-        length_at = partial(training_length, length=self.length, start=self._curriculum[0], steps=self._curriculum[1])
+        length_at = partial(training_length, length=self.length, **self._curriculum)
         return TrainingWords(self._table, length_at, self.batch_size, self.seed)
 
     def eval_batches(self, split: str, length: int) -> tuple[Callable[[int], Batch], int]:
@@ -87,11 +92,11 @@ class StateTracking(TokenData):
         return EvaluationWords(self._table, split, length, self.eval_size, rows), -(-self.eval_size // rows)
 
 
-def training_length(index: int, *, length: int, start: int | None, steps: int) -> int:
-    """Return the length of training batch `index`: from `start` in a line up to `length` after `steps` batches."""
+def training_length(index: int, *, length: int, start: int | None, hold: int, steps: int) -> int:
+    """Return the length of training batch `index`: `start` for `hold` batches, then in a line up to `length`."""
     if start is None or index >= steps:
         return length
-    return start + (length - start + 1) * index // steps
+    return start + (length - start + 1) * max(0, index - hold) // (steps - hold)
 
 
 @dataclass(frozen=True)

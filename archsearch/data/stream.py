@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,13 @@ class BatchStream:
         dataset = _InWorkers(self.batch_at, indices)
         workers = DataLoader(dataset, batch_size=None, num_workers=self.num_workers, generator=torch.Generator())
         return iter(workers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: `start` knows. That the method is there tells Lightning that the stream can go on."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take nothing back."""
 
     def _indices(self) -> count[int] | range:
         return count(self.start() * self.world_size + self.rank, self.world_size)

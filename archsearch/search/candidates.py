@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -139,11 +140,11 @@ def replay_decisions(space: Space, decisions: dict[str, Scalar], suggest: Sugges
 
 
 def enumerate_candidates(space: Space, limit: int) -> list[Candidate] | None:
-    """Return every candidate of the space, equal models once, or None where it takes more than `limit` decisions."""
+    """Return every candidate of the space, equal models once, or None where more than `limit` ways lead to them."""
+    if _ways(space) > limit:
+        return None
     found: dict[str, Candidate] = {}
-    for paths, candidate in enumerate(_walk(space)):
-        if paths >= limit:
-            return None
+    for candidate in _walk(space):
         found.setdefault(candidate.key, candidate)
     return list(found.values())
 
@@ -165,7 +166,8 @@ class _Replay:
     """Follow a path of decisions, then take the first way at every new fork; remember how many ways there were."""
 
     def __init__(self, path: list[int]) -> None:
-        self.path, self.ways = path, [0] * 0
+        self.path = path
+        self.ways: list[int] = []
 
     def integer(self, name: str, low: int, high: int, step: int = 1) -> int:  # noqa: ARG002
         return low + step * self._decide((high - low) // step + 1)
@@ -178,6 +180,26 @@ class _Replay:
         if len(self.path) < len(self.ways):
             self.path.append(0)
         return self.path[len(self.ways) - 1]
+
+
+def _ways(space: Space) -> int:
+    """Return how many sequences of decisions there are."""
+    shapes = 1
+    for choice in space.choices.values():
+        if isinstance(choice, Choices):
+            shapes *= len(choice.values)
+        elif isinstance(choice, Range):
+            shapes *= (choice.high - choice.low) // choice.step + 1
+    return sum(
+        shapes * _placings(space, count) if count else 1 for count in range(space.count.low, space.count.high + 1)
+    )
+
+
+def _placings(space: Space, count: int) -> int:
+    if count == space.slots.total:
+        return 1
+    rules = len(space.placements)
+    return rules - 1 + math.perm(space.slots.total, count) if "free" in space.placements else rules
 
 
 def _walk(space: Space) -> Iterator[Candidate]:

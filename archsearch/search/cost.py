@@ -11,8 +11,7 @@ from archsearch.search.space import Space
 def upper_bound(space: Space, trials: int) -> str:
     """Return the tokens that a study trains on at most, in words, before anything has been timed."""
     each = sum(task.tokens for task in space.tasks.values())
-    again = space.study.confirm
-    runs = (again.top + 1) * again.seeds
+    runs = confirmations(space)
     tasks = " + ".join(f"{name} {_count(task.tokens)}" for name, task in space.tasks.items())
     return (
         f"at most {trials} candidates and {runs} confirmation runs of {_count(each)} tokens ({tasks}): "
@@ -25,13 +24,18 @@ def time_left(space: Space, rows: Sequence[Row], trials: int) -> str:
     timed = [_seconds(row) for row in rows if row.outcome == "completed"]
     if not timed:
         return "time left: known after the first trial"
-    again = space.study.confirm
     distinct = sum(row.outcome not in ("duplicate", "waiting", "running") for row in rows)
-    runs = max(0, trials - distinct) + (again.top + 1) * again.seeds
+    runs = max(0, trials - distinct) + confirmations(space)
     mean = sum(timed) / len(timed)
     speed = sum(task.tokens for task in space.tasks.values()) / mean
     basis = f"{len(timed)} trained so far, {mean:.1f} s and {speed:,.0f} tokens/s each"
     return f"at most {_duration(runs * mean)} left (from {basis}; {runs} runs to go)"
+
+
+def confirmations(space: Space) -> int:
+    """Return how many runs with fresh seeds there are at most."""
+    again = space.study.confirm
+    return (again.top + 1) * again.seeds if again.top else 0
 
 
 def _seconds(row: Row) -> float:

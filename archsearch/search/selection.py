@@ -84,7 +84,9 @@ def ranked(space: Space, rows: Sequence[Row]) -> list[Row]:
 
 
 def finalists(space: Space, rows: Sequence[Row]) -> list[Row]:
-    """Return what is trained again: the top candidates, then the base."""
+    """Return what is trained again: the top candidates, then the base; nothing where no confirmation is asked for."""
+    if space.study.confirm.top == 0 or space.study.confirm.seeds == 0:
+        return []
     best = [row for row in ranked(space, rows) if row.given != "base"][: space.study.confirm.top]
     base = [row for row in rows if row.given == "base" and row.description and row.description.architecture]
     return best + base

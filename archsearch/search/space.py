@@ -161,13 +161,14 @@ def _count(values: object, base: Architecture, replace: str, slots: Slots, where
 def _placements(values: object, slots: Slots, where: Where) -> tuple[str, ...]:
     if not isinstance(values, list) or not values:
         raise where.error(f"must be a list of {', '.join(PLACEMENTS)}; got {values!r}")
+    beside = {"before_attention": slots.before_attention, "after_attention": slots.after_attention}
     for i, name in enumerate(values):
-        check_name(name, PLACEMENTS, "placement", Where(where.source, f"{where.key}[{i}]"))
+        place = Where(where.source, f"{where.key}[{i}]")
+        check_name(name, PLACEMENTS, "placement", place)
         if name in values[:i]:
-            raise where.error(f"must name each placement once; got {name!r} twice")
-        beside = {"before_attention": slots.before_attention, "after_attention": slots.after_attention}
+            raise place.error(f"must name each placement once; got {name!r} twice")
         if not beside.get(name, (0,)):
-            raise where.error(f"no slot stands next to attention on that side; got {name!r}")
+            raise place.error(f"no slot stands next to attention on that side; got {name!r}")
     return tuple(values)
 
 

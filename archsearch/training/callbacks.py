@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning.pytorch as lightning
 import torch
-from lightning.pytorch.callbacks import BasePredictionWriter, Callback, Checkpoint, RichProgressBar
+from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar
 
 LAST = "last.ckpt"
 WINDOW = 50  # batches that tokens/s is a mean of
@@ -106,7 +106,7 @@ class ProgressBar(RichProgressBar):
         return {name: value for name, value in metrics.items() if name != "v_num"}
 
 
-class PredictionWriter(BasePredictionWriter):
+class PredictionWriter(Callback):
     """Write what `predict` returns to `predictions.pt`: a dict of tensors per batch (rank r > 0: predictions-r.pt)."""
 
     def __init__(self, path: str | None = None) -> None:
@@ -115,17 +115,26 @@ class PredictionWriter(BasePredictionWriter):
         Args:
             path: The file. Default: predictions.pt in the logger's folder.
         """
-        super().__init__(write_interval="epoch")
         self.path = path
+        self._batches: list[dict[str, torch.Tensor]] = []
 
-    def write_on_epoch_end(
-        self, trainer: lightning.Trainer, pl_module: Any, predictions: Any, batch_indices: Any
+    def on_predict_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
+        self._batches.append({name: values.cpu() for name, values in outputs.items()})
+
+    def on_predict_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         path = Path(self.path or Path(trainer.log_dir or trainer.default_root_dir, "predictions.pt"))
         if trainer.global_rank:
             path = path.with_stem(f"{path.stem}-{trainer.global_rank}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save([{name: x.cpu() for name, x in batch.items()} for batch in predictions], path)
+        torch.save(self._batches, path)
         print(f"predictions: {path}")
 
 

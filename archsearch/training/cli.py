@@ -7,6 +7,7 @@ import pickle
 import sys
 import warnings
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,16 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import CSVLogger
 
 from archsearch import data as data_modules
-from archsearch.config import ConfigError, nearest
+from archsearch.config import ConfigError
 from archsearch.data.base import TokenData
 from archsearch.registry import import_plugin
 from archsearch.training.callbacks import PredictionWriter, ProgressBar, SaveLast, StopOnInterrupt, TokensPerSecond
+from archsearch.training.cli_errors import TRUSTED, UsageError, explain, innermost
 from archsearch.training.module import LanguageModel
 from archsearch.training.run import be_quiet
 
 MAX_STEPS = 500  # where nothing says when to stop
 VALIDATE_EVERY = 250  # batches, about: so that the last step is validated
-TRUSTED = ["archsearch", "lightning", "torch"]
 TRAINER_DEFAULTS = {
     "max_epochs": -1,
     "num_sanity_val_steps": 0,
@@ -55,10 +56,13 @@ def main(argv: list[str]) -> int:
     interrupt = StopOnInterrupt()
     try:
         Command(argv, interrupt)
-    except ArgumentError as error:
-        message = _one_line(str(error), argv)
-        print(f"error: {message}", file=sys.stderr)
-        return 1 if "not allowed" in message else 2
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ValueError as error:
+        if "Does not validate" in str(error):  # the parser's wrapping around what a class says about its arguments
+            raise ConfigError(innermost(str(error))) from None
+        raise
     except (MisconfigurationException, torch.OutOfMemoryError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
@@ -75,7 +79,7 @@ class Command(LightningCLI):
     """LightningCLI with this project's defaults, and checkpoints whose hyperparameters are defaults, not commands."""
 
     def __init__(self, argv: list[str], interrupt: StopOnInterrupt) -> None:
-        quiet = {"exit_on_error": False, "description": HELP}
+        quiet = {"exit_on_error": False, "allow_abbrev": False, "description": HELP}
         super().__init__(
             LanguageModel,
             TokenData,
@@ -83,7 +87,7 @@ class Command(LightningCLI):
             save_config_callback=SaveConfig,
             trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [TokensPerSecond(), interrupt]},
             seed_everything_default=0,
-            parser_kwargs={"exit_on_error": False, **{name: dict(quiet) for name in self.subcommands()}},
+            parser_kwargs={**quiet, **{name: dict(quiet) for name in self.subcommands()}},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             args=argv,
@@ -91,8 +95,9 @@ class Command(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        # checkpoints are always loaded as plain data
-        return {name: skipped | {"weights_only"} for name, skipped in LightningCLI.subcommands().items()}
+        # checkpoints are always loaded as plain data, results are printed and predictions written here
+        unused = {"weights_only", "verbose", "return_predictions"}
+        return {name: skipped | unused for name, skipped in LightningCLI.subcommands().items()}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(Trainer, "trainer")
@@ -107,15 +112,30 @@ class Command(LightningCLI):
         parser.link_arguments("data.vocab_size", "model.vocab_size", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse; with a checkpoint parse again, its hyperparameters as the defaults that flags and files override."""
-        self.config = parser.parse_args(args)
+        """Parse, a checkpoint's hyperparameters being the defaults that flags and files override."""
         self.checkpoint: dict[str, Any] | None = None
+        flag = _value_of("--ckpt_path", args)
+        if flag is not None:
+            self._take_defaults(args[0], flag)
+        self.config = self._parse(parser, args)
         path = self._own_config().get("ckpt_path")
-        if path:
-            self.checkpoint = load_checkpoint(path)
-            subparser = self._subcommand_parsers[self.config["subcommand"]]
-            subparser.set_defaults(_as_defaults(self.checkpoint))
-            self.config = parser.parse_args(args)
+        if path and path != flag:  # it stands in a config file
+            self._take_defaults(args[0], path)
+            self.config = self._parse(parser, args)
+
+    def _take_defaults(self, subcommand: str, path: str) -> None:
+        self.checkpoint = load_checkpoint(path)
+        self._subcommand_parsers[subcommand].set_defaults(_as_defaults(self.checkpoint))
+
+    def _parse(self, parser: LightningArgumentParser, args: list[str]) -> Namespace:
+        try:
+            config: Namespace = parser.parse_args(args)
+        except ArgumentError as error:
+            subparser = self._subcommand_parsers.get(args[0] if args else "")
+            options = [option for action in subparser._actions for option in action.option_strings] if subparser else []
+            message = explain(str(error), args, options)
+            raise (ConfigError if "is not allowed" in message else UsageError)(message) from None
+        return config
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: `parse_arguments` has done it, and what is said explicitly has won."""
@@ -150,17 +170,32 @@ class Command(LightningCLI):
         return trainer
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        arguments = super()._prepare_subcommand_kwargs(subcommand)
-        return {**arguments, "weights_only": True} if arguments.get("ckpt_path") else arguments
+        arguments: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)
+        if arguments.get("ckpt_path"):
+            arguments["weights_only"] = True
+        if subcommand == "predict":
+            arguments["return_predictions"] = False  # PredictionWriter has them
+        elif subcommand != "fit":
+            arguments["verbose"] = False  # Lightning's table has every figure once per evaluation length
+        return arguments
 
     def after_fit(self) -> None:
         """Say what came out and where it is."""
-        for name, value in self.trainer.callback_metrics.items():
-            if name.startswith("val/"):
-                print(f"{name:<24}{value:.4f}")
+        self._print_metrics("val")
         saver = next(x for x in vars(self.trainer)["callbacks"] if isinstance(x, SaveLast))
         if (path := saver.path(self.trainer)).is_file():
             print(f"checkpoint: {path}")
+
+    def after_validate(self) -> None:
+        self._print_metrics("val")
+
+    def after_test(self) -> None:
+        self._print_metrics("test")
+
+    def _print_metrics(self, stage: str) -> None:
+        for name, value in self.trainer.callback_metrics.items():
+            if name.startswith(f"{stage}/"):
+                print(f"{name:<24}{value:.4f}")
 
     def _own_config(self) -> Namespace:
         config: Namespace = self.config[self.config["subcommand"]]
@@ -214,7 +249,7 @@ def _as_defaults(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     defaults: dict[str, Any] = {"model.architecture": model["architecture"]}
     for group in ("optimizer", "schedule"):
         defaults |= {f"model.{group}.{name}": value for name, value in model[group].items()}
-    if "data_class" in checkpoint:
+    if "datamodule_hyper_parameters" in checkpoint:
         arguments = dict(checkpoint["datamodule_hyper_parameters"])
         defaults["data"] = {"class_path": checkpoint["data_class"], "init_args": arguments}
     return defaults
@@ -236,23 +271,15 @@ def _take_own_flags(argv: list[str]) -> tuple[list[str], list[str], bool]:
     return rest, plugins, trust
 
 
-def _one_line(message: str, argv: list[str]) -> str:
-    """Return what an error of the parser says, without its pages of usage."""
-    denied = next((line for line in message.split("\n") if "denied by" in line), None)
-    if denied:
-        path = denied.split("Importing '")[-1].split("'")[0]
-        return f"class_path: {path} is not allowed: it is not part of {', '.join(TRUSTED)}; --trust allows it"
-    chosen = next((x.removeprefix("--data=") for x in argv if x.startswith("--data=")), None)
-    if chosen and "." not in chosen and chosen not in data_modules.__all__:
-        known = ", ".join(data_modules.__all__)
-        return f"data: unknown {chosen!r}{nearest(chosen, data_modules.__all__)}; known: {known}"
-    return message
+def _value_of(flag: str, argv: list[str]) -> str | None:
+    values = [value for name, value in pairwise(argv) if name == flag]
+    values += [argument.removeprefix(f"{flag}=") for argument in argv if argument.startswith(f"{flag}=")]
+    return values[-1] if values else None
 
 
 def _ignore_hints() -> None:
     """Silence what no user of these commands can or should act on."""
     for hint in (
-        ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",  # torch, in Lightning
         r"(?s).*was deprecated in v4.*",  # jsonargparse, in Lightning
         r"(?s).*JsonargparseDeprecationWarning.*",
     ):

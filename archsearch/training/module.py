@@ -75,6 +75,18 @@ class LanguageModel(lightning.LightningModule):
         packed = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
         return forward(self.model, {"tokens": tokens, **packed})
 
+    def on_train_start(self) -> None:
+        """Set what the options say: a checkpoint's optimizer state would bring its own rate and decay along."""
+        options = self.optimizer_options
+        optimizer, scheduler = self.trainer.optimizers[0], self.trainer.lr_scheduler_configs[0].scheduler
+        assert isinstance(scheduler, LambdaLR)
+        scheduler.base_lrs = [options.learning_rate] * len(optimizer.param_groups)
+        factor = scheduler.lr_lambdas[0](scheduler.last_epoch)
+        for group in optimizer.param_groups:
+            group["initial_lr"], group["lr"] = options.learning_rate, options.learning_rate * factor
+            group["betas"], group["eps"] = (options.beta1, options.beta2), options.eps
+        optimizer.param_groups[0]["weight_decay"] = options.weight_decay
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = next_token_loss(forward(self.model, batch), batch["targets"])
         self.tokens_seen += batch["tokens"].numel() * self.trainer.world_size
@@ -135,6 +147,8 @@ class LanguageModel(lightning.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["tokens_seen"] = self.tokens_seen
+        data = type(getattr(self.trainer, "datamodule", None))
+        checkpoint["data_class"] = f"{data.__module__}.{data.__qualname__}"
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.tokens_seen = checkpoint["tokens_seen"]

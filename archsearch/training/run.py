@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -161,6 +162,7 @@ class Watch(lightning.Callback):
 
 
 def be_quiet() -> None:
-    """Keep Lightning's banners and hints to itself; warnings and errors stay."""
+    """Keep Lightning's banners and hints to itself; warnings that a user can act on and errors stay."""
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,33 @@
+"""A trial's process without the training: python fake_trial.py MODE FOLDER."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from archsearch.config import load_yaml
+from archsearch.search.process import die_with_parent
+from archsearch.search.trial import Journal
+
+mode, folder = sys.argv[1], Path(sys.argv[2])
+die_with_parent()
+journal = Journal(folder)
+config = load_yaml(folder / "config.yaml")
+pattern = config["architecture"]["pattern"]
+journal.write(phase="train s3", starts=journal.report.get("starts", 0) + 1, pid=os.getpid())
+
+if mode == "crash" and "M" in pattern:
+    sys.exit("it broke")
+if mode == "signal":
+    os.kill(os.getpid(), signal.SIGSEGV)
+if mode == "hang":
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    journal.write(child=child.pid)
+    time.sleep(60)
+
+merit = pattern.count("M") + (0.5 if pattern.startswith("M") else 0.0) + config["seed"] / 10000
+journal.report["metrics"] = {"s3": {"accuracy": merit / 10, "accuracy/16": merit / 10, "loss": 1 - merit / 10}}
+journal.report["seconds"] = {"s3": 0.1}
+journal.write(phase="done", outcome="completed")

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as lightning
+import pytest
+import torch
+
+from archsearch.training.callbacks import SaveLast
+
+
+class KilledError(Exception):
+    """The process has ended."""
+
+
+class Record(lightning.Callback):
+    """Keep the tokens of every batch; end the process, so to say, before batch `kill_at`."""
+
+    def __init__(self, kill_at: int | None = None) -> None:
+        self.kill_at = kill_at
+        self.batches: list[torch.Tensor] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if len(self.batches) == self.kill_at:
+            raise KilledError
+        self.batches.append(batch["tokens"].clone())
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_equal(x, y)
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize(
+    ("arguments", "data", "schedule", "killed_at", "saved_at"),
+    [
+        ({"max_steps": 20}, {"num_workers": 0}, {}, 10, 10),
+        ({"max_steps": 20}, {"num_workers": 2}, {}, 10, 10),
+        ({"max_steps": 5, "accumulate_grad_batches": 4}, {"num_workers": 0}, {}, 10, 8),
+        ({"max_steps": 20}, {"curriculum_start": 2, "curriculum_steps": 15}, {"tokens": 400}, 10, 10),
+        # epochs of 7 batches: killed in the middle of the second
+        ({"max_epochs": 3, "limit_train_batches": 7}, {"num_workers": 0}, {}, 10, 10),
+    ],
+    ids=["0 workers", "2 workers", "between accumulated batches", "by tokens", "in the second epoch"],
+)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+    tmp_path, words, model, trainer, arguments, data, schedule, killed_at, saved_at
+):
+    def run(kill_at=None, folder="whole", ckpt_path=None):
+        record = Record(kill_at)
+        built = model(schedule=schedule)
+        engine = trainer(callbacks=[record, SaveLast(str(tmp_path / folder), every_seconds=0)], **arguments)
+        try:
+            engine.fit(built, datamodule=words(**data), ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
+        except KilledError:
+            return built, None, record.batches
+        return built, engine.optimizers[0], record.batches
+
+    whole, whole_optimizer, whole_batches = run()
+    _, _, before = run(kill_at=killed_at, folder="killed")
+    last = tmp_path / "killed" / "last.ckpt"
+    lightning.seed_everything(99, verbose=False)  # what a new process starts from must not matter
+    resumed, resumed_optimizer, after = run(folder="killed", ckpt_path=last)
+
+    assert_equal(before, whole_batches[:killed_at])
+    assert_equal(after, whole_batches[saved_at:])
+    assert_equal(resumed.state_dict(), whole.state_dict())
+    assert_equal(resumed_optimizer.state_dict(), whole_optimizer.state_dict())
+    assert resumed.tokens_seen == whole.tokens_seen
+    next_batch = words(**data).train_batches()(len(whole_batches))["tokens"]
+    assert not torch.equal(whole_batches[-1], next_batch)
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["last.ckpt"]
+
+
+def test_a_run_can_be_made_longer(tmp_path, words, model, trainer):
+    trainer(max_steps=3, callbacks=[SaveLast(str(tmp_path))]).fit(model(), datamodule=words())
+    record = Record()
+    engine = trainer(max_steps=5, callbacks=[record, SaveLast(str(tmp_path))])
+    engine.fit(model(), datamodule=words(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    assert engine.global_step == 5
+    expected = [words().train_batches()(i)["tokens"] for i in (3, 4)]
+    assert_equal(record.batches, expected)
