@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ class StateTracking(TokenData):
             eval_lengths: Lengths of the validation and test sequences besides `length`, whose metrics are also
                 logged without a length, as val/accuracy. Default: 4 x `length`.
             eval_size: Validation (and test) sequences per length.
-            curriculum_start: Length of the first training batch; from there it grows in a line up to `length`.
+            curriculum_start: Length of the first training batch; from there it grows by equal factors up to `length`.
                 Default: every batch has `length`.
             curriculum_hold: Training batches of length `curriculum_start` before it grows.
             curriculum_steps: Training batches, those held included, after which the length is `length`.
@@ -73,7 +74,11 @@ class StateTracking(TokenData):
         self.group = group
         self.eval_size = eval_size
         self._table = multiplication_table(group)
-        self._curriculum = {"start": curriculum_start, "hold": curriculum_hold, "steps": curriculum_steps}
+        self._curriculum: dict[str, Any] = {
+            "start": curriculum_start,
+            "hold": curriculum_hold,
+            "steps": curriculum_steps,
+        }
         self.save_hyperparameters(logger=False)
 
     @property
@@ -93,10 +98,14 @@ class StateTracking(TokenData):
 
 
 def training_length(index: int, *, length: int, start: int | None, hold: int, steps: int) -> int:
-    """Return the length of training batch `index`: `start` for `hold` batches, then in a line up to `length`."""
+    """Return the length of training batch `index`: `start` for `hold` batches, then by equal factors up to `length`.
+
+    Growing by factors spends most batches on short words, where the rule is found and a batch costs least.
+    """
     if start is None or index >= steps:
         return length
-    return start + (length - start + 1) * max(0, index - hold) // (steps - hold)
+    grown = max(0, index - hold) / (steps - hold)
+    return int(start * (length / start) ** grown + 1e-6)
 
 
 @dataclass(frozen=True)

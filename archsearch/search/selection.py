@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,22 +103,45 @@ def confirm(
     plugins: Sequence[str],
     watch: Callable[[Row, int, Report], None],
     stopped: Callable[[], bool],
+    workers: int = 1,
 ) -> list[Confirmed] | None:
-    """Train each finalist with each fresh seed, taking up what is there; None where `stopped` came in between."""
-    confirmed = []
-    for row in finalists(space, rows):
-        metrics: dict[int, Mapping[str, Any]] = {}
-        failures: dict[int, str] = {}
-        for fresh in fresh_seeds(space, seed):
-            if stopped():
-                return None
-            report = _train_again(space, folder, row, fresh, plugins, watch)
-            if report["outcome"] == "completed":
-                metrics[fresh] = report["metrics"]
-            else:
-                failures[fresh] = str(report["reason"])
-        confirmed.append(Confirmed(row=row, metrics=metrics, failures=failures))
-    return confirmed
+    """Train each finalist with each fresh seed, `workers` at a time, taking up what is there.
+
+    Returns None where `stopped` came in between.
+    """
+    jobs = [(row, fresh) for row in finalists(space, rows) for fresh in fresh_seeds(space, seed)]
+    reports: dict[tuple[int, int], Report] = {}
+    leave, speak = threading.Event(), threading.Lock()
+
+    def train(job: tuple[Row, int]) -> None:
+        def look(report: Report) -> None:
+            if leave.is_set():
+                raise InterruptedError
+            with speak:
+                watch(row, fresh, report)
+
+        row, fresh = job
+        if not stopped() and not leave.is_set():
+            reports[row.number, fresh] = _train_again(space, folder, row, fresh, plugins, look)
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            list(pool.map(train, jobs))
+        except BaseException:  # Ctrl-C ends the processes that the other threads wait for
+            leave.set()
+            raise
+    if len(reports) < len(jobs):
+        return None
+    return [_confirmed(row, reports) for row in finalists(space, rows)]
+
+
+def _confirmed(row: Row, reports: Mapping[tuple[int, int], Report]) -> Confirmed:
+    own = {seed: report for (number, seed), report in sorted(reports.items()) if number == row.number}
+    return Confirmed(
+        row=row,
+        metrics={seed: report["metrics"] for seed, report in own.items() if report["outcome"] == "completed"},
+        failures={seed: str(report["reason"]) for seed, report in own.items() if report["outcome"] != "completed"},
+    )
 
 
 def fresh_seeds(space: Space, seed: int) -> list[int]:

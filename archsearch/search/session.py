@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -57,6 +58,8 @@ def run(space: Space, options: Options) -> Conclusion:
     if options.join:
         die_with_parent()
     _check_machine(space)
+    if options.workers > 1:  # processes side by side that each take all cores slow each other down many times
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.workers)))
     began = time.monotonic()
     folder = open_folder(options.output, space, fresh=options.fresh)
     store = Store(folder, space, options.seed)
@@ -93,12 +96,12 @@ def _search(study: Study, view: StudyView, options: Options, workers: Workers) -
     if not lock.take(wait=False):
         return Conclusion(folder=store.folder, evidence=None, message="another worker confirms the best now")
     try:
-        return _conclude(study, view, ending)
+        return _conclude(study, view, ending, options.workers)
     finally:
         lock.release()
 
 
-def _conclude(study: Study, view: StudyView, ending: str) -> Conclusion:
+def _conclude(study: Study, view: StudyView, ending: str, workers: int) -> Conclusion:
     space, folder, rows = study.space, study.store.folder, study.store.rows()
     confirmed = None
     if any(row.outcome == "completed" for row in rows):
@@ -110,6 +113,7 @@ def _conclude(study: Study, view: StudyView, ending: str) -> Conclusion:
             plugins=study.plugins,
             watch=view.confirming,
             stopped=study.limits.stopped,
+            workers=workers,
         )
         if confirmed is None:
             return Conclusion(folder=folder, evidence=None, message=STOPPED)

@@ -87,7 +87,7 @@ class Command(LightningCLI):
             save_config_callback=SaveConfig,
             trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [TokensPerSecond(), interrupt]},
             seed_everything_default=0,
-            parser_kwargs={**quiet, **{name: dict(quiet) for name in self.subcommands()}},
+            parser_kwargs={"prog": "archsearch", **quiet, **{name: dict(quiet) for name in self.subcommands()}},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             args=argv,
@@ -209,7 +209,8 @@ class SaveConfig(SaveConfigCallback):
         super().__init__(*args, **{**kwargs, "overwrite": True})
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        self.config_filename = "config.yaml" if stage == "fit" else f"{stage}.yaml"
+        name = str(trainer.state.fn.value) if trainer.state.fn else stage
+        self.config_filename = "config.yaml" if name == "fit" else f"{name}.yaml"
         super().setup(trainer, pl_module, stage)
 
 

@@ -44,7 +44,7 @@ def train_and_evaluate(
     progress: Callable[[dict[str, Any]], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> dict[str, float]:
-    """Train from scratch for `max_tokens` or `max_steps` and return the validation metrics.
+    """Train from scratch for `max_steps`, or as many as take `max_tokens` at the full length, and return the metrics.
 
     Keys: `loss`, `perplexity`, `accuracy` at the training length (and `last_accuracy` where the last position is what
     counts), `loss/128` and so on at every evaluation length, `train_loss` (mean of the last batches), `tokens`,
@@ -63,14 +63,15 @@ def train_and_evaluate(
     model = LanguageModel(
         replace(architecture, vocab_size=data.vocab_size).to_dict(),
         optimizer=dict(optimizer or {}),  # type: ignore[arg-type]
-        schedule={**(schedule or {}), "tokens": max_tokens},  # type: ignore[arg-type]
+        schedule=dict(schedule or {}),  # type: ignore[arg-type]
     )
-    watch = Watch(progress, stop, max_steps or steps_for(data, max_tokens or 0))
+    steps = max_steps or steps_for(data, max_tokens or 0)
+    watch = Watch(progress, stop, steps)
     callbacks: list[lightning.Callback] = [watch]
     if checkpoint_dir is not None:
         callbacks.append(SaveLast(str(checkpoint_dir), CHECKPOINT_SECONDS))
     trainer = lightning.Trainer(
-        max_steps=max_steps or -1,
+        max_steps=steps,
         max_epochs=-1,
         precision=precision,  # type: ignore[arg-type]
         devices=1,

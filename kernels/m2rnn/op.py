@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from archsearch.kernels.dispatch import Backends, full_precision
+from archsearch.kernels.dispatch import REFERENCE, Backends, full_precision
 from archsearch.kernels.heads import expand_heads
+from archsearch.kernels.m2rnn.gpu.plan import why_refused, why_unavailable
 from archsearch.kernels.m2rnn.reference import m2rnn_by_hand
 from archsearch.kernels.packing import check_cu_seqlens, pad, unpad
 
-BACKENDS = Backends("m2rnn")
+BACKENDS = Backends("m2rnn", {"triton": why_unavailable})
 
 
 def m2rnn(
@@ -41,7 +42,13 @@ def m2rnn(
     state_shape = (documents, num_heads, k.shape[-1], v.shape[-1])
     if initial_state is not None and initial_state.shape != state_shape:
         raise ValueError(f"initial_state must have shape {state_shape}; got {tuple(initial_state.shape)}")
-    BACKENDS.choose(backend, q)
+    if gradient_clip is not None and not gradient_clip > 0:
+        raise ValueError(f"gradient_clip must be positive; got {gradient_clip}")
+    refusal = why_refused(q, v)
+    if BACKENDS.choose(backend, q, {"triton": refusal} if refusal else None) != REFERENCE:
+        from archsearch.kernels.m2rnn.gpu.custom_op import m2rnn_triton  # Triton has no build for some platforms
+
+        return m2rnn_triton(q, k, v, weight, forget, initial_state, gradient_clip, cu_seqlens)
 
     given, dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
     if cu_seqlens is not None:  # a step after a document's end leaves its state as it is: f = 1
@@ -59,6 +66,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, forget: Tensor) -> i
     if q.shape[-1] != k.shape[-1] or weight.shape[1:] != (v.shape[-1],) * 2:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip("qkvW", (q, k, v, weight), strict=True))
         raise ValueError(f"q and k must share the key head dim, v and W the value head dim; got {shapes}")
+    if not q.shape[:2] == k.shape[:2] == v.shape[:2] == forget.shape[:2]:
+        shapes = ", ".join(f"{name} {tuple(x.shape[:2])}" for name, x in zip("qkvf", (q, k, v, forget), strict=True))
+        raise ValueError(f"q, k, v and f must share batch and length; got {shapes}")
     counts = [q.shape[2], k.shape[2], v.shape[2], forget.shape[2], weight.shape[0]]
     if any(max(counts) % count for count in counts):
         raise ValueError(f"every head count must divide the largest; got q, k, v, f, W = {counts}")

@@ -66,19 +66,14 @@ def test_evaluation_sequences_depend_on_neither_seed_nor_batch_size():
     assert not torch.equal(short, words("test")[0])
 
 
-def test_the_curriculum_may_stay_at_its_first_length():
-    lengths = [training_length(i, length=8, start=5, hold=10, steps=18) for i in range(20)]
-    assert lengths == [5] * 12 + [6, 6, 7, 7, 8, 8, 8, 8]
-
-
-def test_the_curriculum_grows_in_a_line_to_the_full_length():
-    lengths = [training_length(i, length=32, start=6, hold=0, steps=54) for i in range(60)]
-    assert lengths[0] == 6
-    assert lengths[1:3] == [6, 7]
-    assert lengths[53:] == [32] * 7
-    assert all(b - a in (0, 1) for a, b in pairwise(lengths))
-    data = StateTracking(length=32, curriculum_start=6, curriculum_steps=54)
-    assert [batch["tokens"].shape[1] for batch in islice(data.train_dataloader(), 60)] == lengths
+def test_the_curriculum_stays_at_its_first_length_and_grows_by_equal_factors():
+    lengths = [training_length(i, length=32, start=4, hold=10, steps=40) for i in range(50)]
+    assert lengths[:11] == [4] * 11
+    assert [lengths[i] for i in (20, 30, 40)] == [8, 16, 32]
+    assert lengths[40:] == [32] * 10
+    assert lengths == sorted(lengths)
+    data = StateTracking(length=32, curriculum_start=4, curriculum_hold=10, curriculum_steps=40)
+    assert [batch["tokens"].shape[1] for batch in islice(data.train_dataloader(), 50)] == lengths
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_explicit_flags_win_over_the_checkpoint(capfd):
     assert main(["fit", f"--ckpt_path={LAST}", *QUIET, "--model.pattern=MM"]) == 1
     error = capfd.readouterr().err.splitlines()[-1]
     assert error.startswith(f"error: ckpt_path: {LAST} holds pattern M, hidden size 16, vocabulary 6 (id ")
-    assert "asked for is pattern MM, hidden size 16, vocabulary 6 (id " in error
+    assert "asked for is pattern M2, hidden size 16, vocabulary 6 (id " in error
 
 
 @pytest.mark.filterwarnings("ignore:Experiment logs directory")  # it is the same on purpose
