@@ -98,9 +98,7 @@ class Architecture:
                 values, where = dict(inner), where / key
         return cls.from_dict(values, where)
 
-    def with_pattern(
-        self, text: str, num_layers: int | None = None, where: Where | None = None
-    ) -> Architecture:
+    def with_pattern(self, text: str, num_layers: int | None = None, where: Where | None = None) -> Architecture:
         """Return this architecture with another pattern; letters that it does not bind get their defaults.
 
         Raises PatternError, or ConfigError in front of it where a place is given.

@@ -51,7 +51,8 @@ def script() -> None:
 
 def _run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="archsearch", description="Find how many M²RNN layers a hybrid language model needs, where, and what shape."
+        prog="archsearch",
+        description="Find how many M²RNN layers a hybrid language model needs, where, and what shape.",
     )
     parser.add_argument("--version", action="version", version=f"archsearch {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

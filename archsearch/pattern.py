@@ -1,6 +1,6 @@
 """Layer patterns as text: `R6MA` is `RRRRRRMA`, `(R6MA)3` is 24 layers.
 
-    pattern := item+        item := (LETTER | "(" pattern ")") COUNT?        COUNT := positive integer
+pattern := item+        item := (LETTER | "(" pattern ")") COUNT?        COUNT := positive integer
 """
 
 from __future__ import annotations

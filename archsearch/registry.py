@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,7 +32,7 @@ class MixerOptions(ABC):
     Every figure is a formula: nothing is built to answer it.
     """
 
-    def check(self, hidden_size: int) -> None:
+    def check(self, hidden_size: int) -> None:  # noqa: B027 - most have nothing to refuse
         """Raise ValueError with the rule and the value where these options cannot work."""
 
     @abstractmethod
@@ -48,8 +48,19 @@ class MixerOptions(ABC):
         return 0
 
     def cache_size(self, hidden_size: int, length: int) -> int:
-        """Return the elements kept in the model's dtype after `length` tokens of one sequence: conv taps, keys, values."""
+        """Return the elements of taps, keys and values of one sequence after `length` tokens, in the model's dtype."""
         return 0
+
+    def shape(self) -> str:
+        """Return the head counts and dims that are set, in short."""
+        values = asdict(self)
+        shown = [f"{values[name]} {text}" for name, text in _COUNTS.items() if values.get(name) is not None]
+        shown += [f"{text} {values[name]}" for name, text in _DIMS.items() if values.get(name) is not None]
+        return ", ".join(shown)
+
+
+_COUNTS = {"num_heads": "heads", "num_kv_heads": "kv heads", "num_value_heads": "value heads", "num_groups": "groups"}
+_DIMS = {"key_head_dim": "key", "value_head_dim": "value", "head_dim": "head dim", "state_dim": "state"}
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,9 @@ def test_flops_count_matrix_products_of_the_whole_model():
     layer, head = one.flops_per_token(64) - 2 * 100 * 128, 2 * 128 * 200
     assert two.flops_per_token(64) == 2 * layer + head
     longer = [small().with_pattern("A").flops_per_token(length) for length in (1, 3, 5)]
-    assert longer[2] - longer[1] == longer[1] - longer[0] == 2 * 2 * 128  # q k^T and p v against one more key on average
+    assert (
+        longer[2] - longer[1] == longer[1] - longer[0] == 2 * 2 * 128
+    )  # q k^T and p v against one more key on average
 
 
 def test_an_architecture_is_written_and_read_back(tmp_path):
@@ -99,11 +101,23 @@ def test_two_shapes_of_one_mixer_are_two_letters():
         ({"hidden_sise": 3}, "x.yaml: architecture.hidden_sise: unknown key (did you mean 'hidden_size'?)"),
         ({"hidden_size": 0}, "x.yaml: architecture.hidden_size: must be positive; got 0"),
         ({"format": 2}, "x.yaml: architecture.format: must be 1; got 2"),
-        ({"mixers": {"M": {"type": "m2rn"}}}, "architecture.mixers.M.type: unknown mixer 'm2rn' (did you mean 'm2rnn'?)"),
-        ({"mixers": {"M": {"type": "m2rnn", "num_hads": 3}}}, "architecture.mixers.M.num_hads: unknown key (did you mean"),
-        ({"mixers": {"M": {"type": "m2rnn", "num_heads": "x"}}}, "architecture.mixers.M.num_heads: value 'x' of type 'str'"),
+        (
+            {"mixers": {"M": {"type": "m2rn"}}},
+            "architecture.mixers.M.type: unknown mixer 'm2rn' (did you mean 'm2rnn'?)",
+        ),
+        (
+            {"mixers": {"M": {"type": "m2rnn", "num_hads": 3}}},
+            "architecture.mixers.M.num_hads: unknown key (did you mean",
+        ),
+        (
+            {"mixers": {"M": {"type": "m2rnn", "num_heads": "x"}}},
+            "architecture.mixers.M.num_heads: value 'x' of type 'str'",
+        ),
         ({"mixers": {"M": {"num_heads": 3}}}, "architecture.mixers.M: must be a mapping with a type and its options"),
-        ({"mixers": {"MM": {"type": "m2rnn"}}}, "architecture.mixers.MM: a mixer is bound to one ASCII letter; got 'MM'"),
+        (
+            {"mixers": {"MM": {"type": "m2rnn"}}},
+            "architecture.mixers.MM: a mixer is bound to one ASCII letter; got 'MM'",
+        ),
         ({"mixers": {"A": {"type": "attention", "num_heads": 5}}}, "x.yaml: architecture.mixers.A: attention: "),
         ({"mlp": {"type": "swiglu", "intermediate_size": -1}}, "architecture.mlp.intermediate_size: must be positive"),
         ({"mlp": {"type": "relu"}}, "architecture.mlp.type: "),

@@ -33,14 +33,26 @@ def test_values_fill_the_dataclass():
     ("values", "message"),
     [
         ({}, "space.yaml: name: is required"),
-        ({"name": "x", "nam": 1}, "space.yaml: nam: unknown key (did you mean 'name'?); known: name, tasks, time_limit"),
-        ({"name": "x", "tasks": {"a": {"lenght": 4}}}, "space.yaml: tasks.a.lenght: unknown key (did you mean 'length'?)"),
+        (
+            {"name": "x", "nam": 1},
+            "space.yaml: nam: unknown key (did you mean 'name'?); known: name, tasks, time_limit",
+        ),
+        (
+            {"name": "x", "tasks": {"a": {"lenght": 4}}},
+            "space.yaml: tasks.a.lenght: unknown key (did you mean 'length'?)",
+        ),
         ({"name": "x", "tasks": {"a": {"length": 4.5}}}, "space.yaml: tasks.a.length: value '4.5' of type 'float'"),
-        ({"name": "x", "tasks": {"a": {"length": 4, "evaluate": [8, "q"]}}}, "space.yaml: tasks.a.evaluate[1]: value 'q'"),
+        (
+            {"name": "x", "tasks": {"a": {"length": 4, "evaluate": [8, "q"]}}},
+            "space.yaml: tasks.a.evaluate[1]: value 'q'",
+        ),
         ({"name": "x", "tasks": {"a": {"length": 4, "kind": "poem"}}}, "expected one of ['text', 'code']"),
         ({"name": "x", "tasks": {"a": {"length": 4, "tokens": "4X"}}}, "space.yaml: tasks.a.tokens: must be a number"),
         ({"name": "x", "tasks": {"a": 3}}, "space.yaml: tasks.a: "),
-        ({"name": "x", "time_limit": "2 days"}, "space.yaml: time_limit: must be a number, or a number with one of the"),
+        (
+            {"name": "x", "time_limit": "2 days"},
+            "space.yaml: time_limit: must be a number, or a number with one of the",
+        ),
         ([1], "space.yaml: must be a mapping of name, tasks, time_limit; got [1]"),
     ],
 )
@@ -66,7 +78,9 @@ def test_quantities_carry_units(value, unit, expected):
     assert parse_quantity(value, unit, WHERE) == expected
 
 
-@pytest.mark.parametrize(("value", "unit"), [("4m", "count"), ("4gib", "bytes"), ("", "count"), ("M", "count"), (True, "count")])
+@pytest.mark.parametrize(
+    ("value", "unit"), [("4m", "count"), ("4gib", "bytes"), ("", "count"), ("M", "count"), (True, "count")]
+)
 def test_units_are_case_sensitive_and_numbers_are_required(value, unit):
     with pytest.raises(ConfigError, match=r"space\.yaml: must "):
         parse_quantity(value, unit, WHERE)

@@ -52,6 +52,8 @@ def test_inspect_runs_from_the_wheel_beside_a_package_named_kernels(wheel, tmp_p
     installed = subprocess.check_output([python, "-c", where], text=True, cwd=tmp_path)
     assert str(environment) in installed
     assert "someone else: kernels" in installed
-    shown = subprocess.check_output([environment / "bin" / "archsearch", "inspect", "RRRRRRMA"], text=True, cwd=tmp_path)
+    shown = subprocess.check_output(
+        [environment / "bin" / "archsearch", "inspect", "RRRRRRMA"], text=True, cwd=tmp_path
+    )
     assert "R6MA" in shown
     assert "gated_deltanet" in shown

@@ -93,6 +93,8 @@ def _every_spelling(expanded):
             spellings |= {f"{body}{count}"} if len(body) == 1 else {f"({x}){count}" for x in _every_spelling(body)}
     for cut in range(1, len(expanded)):
         spellings |= {
-            left + right for left in _every_spelling(expanded[:cut])[:3] for right in _every_spelling(expanded[cut:])[:3]
+            left + right
+            for left in _every_spelling(expanded[:cut])[:3]
+            for right in _every_spelling(expanded[cut:])[:3]
         }
     return sorted(spellings, key=lambda text: (len(text), text.count("("), text))

@@ -54,7 +54,11 @@ def _best(study: Path) -> tuple[Path, TrainingTask]:
 
     best = study / "best" / "architecture.yaml"
     if not best.is_file():
-        why = "holds no winner yet; run archsearch search to its end" if (study / "space.yaml").is_file() else "is no study"
+        why = (
+            "holds no winner yet; run archsearch search to its end"
+            if (study / "space.yaml").is_file()
+            else "is no study"
+        )
         raise ConfigError(f"{study}: {why}")
     space = load_space(study / "space.yaml")
     return best, space.tasks[space.objectives[0].task]

@@ -80,7 +80,7 @@ def _print(architecture: Any, figures: dict[str, Any]) -> None:
             str(first["index"]) if len(run) == 1 else f"{first['index']}-{last['index']}",
             letter,
             first["type"],
-            shape_of(architecture.mixers[letter].options),
+            architecture.mixers[letter].options.shape(),
             f"{first['mixer_parameters']:,}",
             f"{first['parameters']:,}",
             f"{first['state_size']:,}",
@@ -102,12 +102,3 @@ def _print(architecture: Any, figures: dict[str, Any]) -> None:
         "legal": "yes",
     }.items():
         console.print(f"{name:<26}{value}")
-
-
-def shape_of(options: Any) -> str:
-    """Return the head counts and dims of a mixer's options, those that are set, in short."""
-    short = {"num_heads": "heads", "num_kv_heads": "kv heads", "num_value_heads": "value heads", "num_groups": "groups"}
-    values = dataclasses.asdict(options)
-    counts = [f"{values[name]} {text}" for name, text in short.items() if values.get(name) is not None]
-    dims = {"key_head_dim": "key", "value_head_dim": "value", "head_dim": "head dim", "state_dim": "state"}
-    return ", ".join(counts + [f"{text} {values[name]}" for name, text in dims.items() if values.get(name) is not None])

@@ -103,9 +103,7 @@ def shape(space: Space, candidate: Candidate) -> str:
     """Return the inserted mixer's head counts and dims, and what else the space searches."""
     if candidate.options is None:
         return ""
-    from archsearch.commands.inspect import shape_of
-
-    shown = shape_of(candidate.options)
+    shown = candidate.options.shape()
     others = [name for name in space.choices if not name.endswith(("_heads", "_dim", "num_groups"))]
     return ", ".join([shown, *(f"{name} {getattr(candidate.options, name)}" for name in others)])
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from scipy.special import stdtrit
 
@@ -113,13 +112,13 @@ def confirm(
     reports: dict[tuple[int, int], Report] = {}
     leave, speak = threading.Event(), threading.Lock()
 
-    def train(job: tuple[Row, int]) -> None:
-        def look(report: Report) -> None:
-            if leave.is_set():
-                raise InterruptedError
-            with speak:
-                watch(row, fresh, report)
+    def look(row: Row, fresh: int, report: Report) -> None:
+        if leave.is_set():
+            raise InterruptedError
+        with speak:
+            watch(row, fresh, report)
 
+    def train(job: tuple[Row, int]) -> None:
         row, fresh = job
         if not stopped() and not leave.is_set():
             reports[row.number, fresh] = _train_again(space, folder, row, fresh, plugins, look)

@@ -76,15 +76,9 @@ def parse_objectives(values: list[Any], tasks: Mapping[str, Task], where: Where)
 
 def data_classes() -> dict[str, type]:
     """Return the data modules that a task may name."""
-    import lightning.pytorch as lightning
-
     import archsearch.data
 
-    return {
-        name: value
-        for name, value in vars(archsearch.data).items()
-        if inspect.isclass(value) and issubclass(value, lightning.LightningDataModule)
-    }
+    return {name: getattr(archsearch.data, name) for name in archsearch.data.__all__}
 
 
 @dataclass(frozen=True, kw_only=True)

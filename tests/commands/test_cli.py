@@ -56,7 +56,9 @@ def test_a_plugin_that_cannot_be_imported_is_named(capsys):
 
 
 def test_measure_compares_training_steps_and_names_the_device(capsys):
-    assert main(["measure", "M", "A", "--batch-size", "1", "--length", "8", "--time-limit", "1", "--device", "cpu"]) == 0
+    assert (
+        main(["measure", "M", "A", "--batch-size", "1", "--length", "8", "--time-limit", "1", "--device", "cpu"]) == 0
+    )
     shown = capsys.readouterr().out
     assert "of anchor" in shown
     assert "training steps of 1 x 8 tokens in fp32 on CPU" in shown

@@ -1,4 +1,4 @@
-from itertools import islice, pairwise
+from itertools import islice
 
 import numpy as np
 import pytest

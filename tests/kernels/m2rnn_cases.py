@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -127,7 +128,7 @@ def loop(
         return m2rnn(q, k, v, weight, forget, initial_state=state, gradient_clip=clip, backend="reference")
     outputs, finals = [], []
     bounds = cu_seqlens.tolist()
-    for i, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for i, (start, end) in enumerate(pairwise(bounds)):
         initial = None if state is None else state[i : i + 1]
         if start == end:
             assert initial is not None
@@ -154,7 +155,7 @@ INTERPRETER = [
 
 
 def gpu_cases() -> Sequence[Case]:
-    """Return the cases that GPUs run: every length, head count, head size, type and feature that the kernels branch on."""
+    """Return what GPUs run: the lengths, head counts, head sizes, types and features that the kernels branch on."""
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     cases: list[Case] = []
     published, few = (1, 1, 6, 6, 6), (1, 2, 4, 4, 2)

@@ -66,10 +66,10 @@ def compile_kernel(plan: Plan, of: Shape, dtype: torch.dtype, direction: str) ->
         "FAST": dtype != torch.float32, "PRECISION": plan.precision, "RELOAD": plan.reload_weight,
         "SUM_ROWS": plan.sum_rows, "SUM_STAGES": plan.sum_stages,
     }  # fmt: skip
-    low = "q k v w y_parts checkpoints dy dq_heads dk_heads dv_parts h_scratch"
-    types = dict.fromkeys(low.split(), "*" + NAMES[dtype])
-    types |= dict.fromkeys("f state_in state_out carry df_parts dw_parts".split(), "*fp32")
-    types |= dict.fromkeys("T t_begin t_len rows_total".split(), "i32")
+    low = ("q", "k", "v", "w", "y_parts", "checkpoints", "dy", "dq_heads", "dk_heads", "dv_parts", "h_scratch")
+    types = dict.fromkeys(low, "*" + NAMES[dtype])
+    types |= dict.fromkeys(("f", "state_in", "state_out", "carry", "df_parts", "dw_parts"), "*fp32")
+    types |= dict.fromkeys(("T", "t_begin", "t_len", "rows_total"), "i32")
     types |= {"cu_seqlens": "*i32", "clip": "fp32", "bound": "fp32"}
     types["d_scratch"] = "*fp32" if dtype == torch.float32 else "*bf16"
     names = kernel.arg_names

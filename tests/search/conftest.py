@@ -54,7 +54,7 @@ VALUES = {
     ],
     "budget": {"parameters": {"at_most": 1.01, "of": "base"}},
     "study": {
-        "sampler": "tpe",
+        "sampler": "random",
         "trials": 8,
         "startup": 3,
         "confirm": {"top": 1, "seeds": 3},

@@ -64,7 +64,14 @@ def test_what_is_refused_or_illegal_is_never_run(search, tmp_path):
 
 
 def test_repeats_are_not_candidates_and_share_what_is_known(search, tmp_path):
-    search({"study.sampler": "tpe", "study.trials": 10, "space.placement": ["first", "before_attention"], "study.confirm.top": 0})
+    search(
+        {
+            "study.sampler": "tpe",
+            "study.trials": 10,
+            "space.placement": ["first", "before_attention"],
+            "study.confirm.top": 0,
+        }
+    )
     rows = rows_of(tmp_path / "tiny")
     repeats = [row for row in rows if row.outcome == "duplicate"]
     distinct = [row.description.key for row in rows if row.outcome not in ("duplicate", "waiting")]
