@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test lint clean
 
 demo: $(VENV)/installed
-	$(BIN)/archsearch search search_spaces/demo.yaml
+	$(BIN)/archsearch search search_spaces/demo.yaml --workers 2
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term

@@ -6,10 +6,12 @@ import importlib.util
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
 REFERENCE = "reference"
+Reason = TypeVar("Reason", bound=Callable[..., str | None])
 
 calls: Counter[tuple[str, str]] = Counter()
 """How often each (op, backend) has run in this process."""
@@ -57,6 +59,13 @@ def full_precision(tensor: torch.Tensor) -> torch.autocast:
     return torch.autocast(tensor.device.type, enabled=False)
 
 
+def constant(reason: Reason) -> Reason:
+    """Let torch.compile keep the answer: to look for a package breaks its graph in some releases."""
+    reason._dynamo_marked_constant = True  # type: ignore[attr-defined]  # all that torch.compiler.assume_constant_result
+    return reason  # does, but for importing Dynamo, and Triton with it, into every process
+
+
+@constant
 def why_no_triton() -> str | None:
     """Return why Triton kernels cannot run on this machine, or None."""
     if importlib.util.find_spec("triton") is None:
@@ -64,6 +73,7 @@ def why_no_triton() -> str | None:
     return None if torch.cuda.is_available() else "no CUDA GPU"
 
 
+@constant
 def why_no_fla(triton_at_least: tuple[int, int, int] = (3, 7, 1)) -> str | None:
     """Return why flash-linear-attention's gated chunk kernels cannot run on this machine, or None.
 

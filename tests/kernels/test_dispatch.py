@@ -7,6 +7,7 @@ import torch
 
 from archsearch.kernels import dispatch
 from archsearch.kernels.dispatch import Backends, calls
+from archsearch.kernels.m2rnn.gpu.plan import why_unavailable
 
 ON_GPU = type("OnGpu", (), {"is_cuda": True})()  # stands for a tensor there: the choice reads nothing else
 
@@ -60,3 +61,19 @@ def test_triton_versions_that_miscompile_on_hopper_are_refused(
     monkeypatch.setitem(sys.modules, "triton", type("Triton", (), {"__version__": version}))
     reason = dispatch.why_no_fla()
     assert reason == (f"triton {version} miscompiles it on Hopper; 3.7.1 or newer is needed" if refused else None)
+
+
+def test_the_choice_breaks_no_graph_of_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_spec(_: str) -> None:
+        torch._dynamo.graph_break()  # as the real one is to the torch.compile of some releases
+
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", find_spec)
+    reasons = {"m2rnn": why_unavailable, "triton": dispatch.why_no_triton, "fla": dispatch.why_no_fla}
+    backends = Backends("op", reasons)
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x if backends.choose("auto", x) == "reference" else x
+
+    torch._dynamo.reset()
+    compiled = torch.compile(double, fullgraph=True, backend="eager")
+    assert compiled(torch.ones(1)).item() == 2

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 
 from archsearch.kernels.heads import expand_heads
-from archsearch.kernels.m2rnn.op import m2rnn
+from archsearch.kernels.m2rnn.op import BACKENDS, m2rnn
 from archsearch.kernels.m2rnn.reference import m2rnn_by_hand, m2rnn_loop
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}  # float64: only the order of sums differs
@@ -131,3 +133,29 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         m2rnn(q[:, :, :2], k, v, weight, forget)
     with pytest.raises(ValueError, match=r"initial_state must have shape \(2, 3, 5, 4\); got \(1, 3, 5, 4\)"):
         m2rnn(q, k, v, weight, forget, initial_state=state[:1])
+
+
+def test_what_the_kernels_cannot_take_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS.fast, "triton", lambda: None)  # type: ignore[index]  # as on a machine that has them
+    values = inputs(4)
+    with pytest.raises(ValueError, match=r"'triton' cannot be used: .* bfloat16, float16 or float32; got float64"):
+        m2rnn(*values[:5], backend="triton")
+    q, k, v, weight, forget, _ = (x.float() for x in values)
+    with pytest.raises(ValueError, match=r"'triton' cannot be used: its inputs are not on a GPU"):
+        m2rnn(q, k, v, weight, forget, backend="triton")
+    wide = q.new_zeros(2, 4, 3, 129)
+    with pytest.raises(ValueError, match=r"'triton' cannot be used: .* up to 128; got K 129, V 4"):
+        m2rnn(wide, wide, v, weight, forget, backend="triton")
+
+
+def test_lengths_and_clips_that_do_not_fit_are_refused() -> None:
+    q, k, v, weight, forget, _ = inputs(4)
+    with pytest.raises(ValueError, match=r"q, k, v and f must share batch and length; got .* f \(2, 3\)"):
+        m2rnn(q, k, v, weight, forget[:, :3])
+    with pytest.raises(ValueError, match=r"gradient_clip must be positive; got 0"):
+        m2rnn(q, k, v, weight, forget, gradient_clip=0)
+
+
+def test_the_op_imports_no_triton() -> None:
+    code = "import sys, archsearch.kernels.m2rnn.op; print('triton' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archsearch.kernels.dispatch import why_no_triton
+from archsearch.kernels.dispatch import constant, why_no_triton
 
 WIDEST = 128  # K and V
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+@constant
 def why_unavailable() -> str | None:
     """Return why the kernels cannot run on this machine, or None."""
     if reason := why_no_triton():
