@@ -60,9 +60,12 @@ def full_precision(tensor: torch.Tensor) -> torch.autocast:
 
 
 def constant(reason: Reason) -> Reason:
-    """Let torch.compile keep the answer: to look for a package breaks its graph in some releases."""
-    reason._dynamo_marked_constant = True  # type: ignore[attr-defined]  # all that torch.compiler.assume_constant_result
-    return reason  # does, but for importing Dynamo, and Triton with it, into every process
+    """Let torch.compile keep the answer: to look for a package breaks its graph in some releases.
+
+    The mark is all that `torch.compiler.assume_constant_result` sets, but that imports Dynamo, and Triton with it.
+    """
+    reason._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return reason
 
 
 @constant

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import sys
 
 import pytest
@@ -64,8 +65,10 @@ def test_triton_versions_that_miscompile_on_hopper_are_refused(
 
 
 def test_the_choice_breaks_no_graph_of_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo = importlib.import_module("torch._dynamo")  # before its own look for packages is replaced
+
     def find_spec(_: str) -> None:
-        torch._dynamo.graph_break()  # as the real one is to the torch.compile of some releases
+        dynamo.graph_break()  # as the real one is to the torch.compile of some releases
 
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", find_spec)
     reasons = {"m2rnn": why_unavailable, "triton": dispatch.why_no_triton, "fla": dispatch.why_no_fla}
@@ -74,6 +77,6 @@ def test_the_choice_breaks_no_graph_of_torch_compile(monkeypatch: pytest.MonkeyP
     def double(x: torch.Tensor) -> torch.Tensor:
         return 2 * x if backends.choose("auto", x) == "reference" else x
 
-    torch._dynamo.reset()
+    dynamo.reset()
     compiled = torch.compile(double, fullgraph=True, backend="eager")
     assert compiled(torch.ones(1)).item() == 2
