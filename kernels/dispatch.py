@@ -74,22 +74,3 @@ def why_no_triton() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed (it has no build for this platform, or: pip install 'archsearch[gpu]')"
     return None if torch.cuda.is_available() else "no CUDA GPU"
-
-
-@constant
-def why_no_fla(triton_at_least: tuple[int, int, int] = (3, 7, 1)) -> str | None:
-    """Return why flash-linear-attention's gated chunk kernels cannot run on this machine, or None.
-
-    Their backward is wrong on Hopper under triton 3.4 to 3.7.0, where the library itself refuses to run it.
-    """
-    if reason := why_no_triton():
-        return reason
-    if importlib.util.find_spec("fla") is None:
-        return "fla-core is not installed (pip install 'archsearch[gpu]')"
-    import triton
-
-    version = tuple(int(part) for part in triton.__version__.split("+")[0].split(".")[:3])
-    if torch.cuda.get_device_capability()[0] == 9 and (3, 4, 0) <= version < triton_at_least:
-        wanted = ".".join(map(str, triton_at_least))
-        return f"triton {triton.__version__} miscompiles it on Hopper; {wanted} or newer is needed"
-    return None

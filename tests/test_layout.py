@@ -24,7 +24,6 @@ OWNERS = {  # who may import a library
     "lightning": {"training", "data"},
     "optuna": {"search"},
     "triton": {"kernels"},
-    "fla": {"kernels"},
 }
 
 

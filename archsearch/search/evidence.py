@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import json
 import platform
+import shlex
 import sys
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from archsearch.search.selection import CONFIDENCE, Confirmed, Estimate, ranked,
 from archsearch.search.space import Space
 
 FORMAT = 1
-PACKAGES = ("torch", "lightning", "optuna", "triton", "fla-core", "numpy")
+PACKAGES = ("torch", "lightning", "optuna", "triton", "numpy")
 
 
 def gather(
@@ -34,7 +35,7 @@ def gather(
         "name": space.name,
         "ending": ending,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": " ".join(sys.argv),
+        "command": shlex.join(["archsearch", *sys.argv[1:]]),
         "seed": seed,
         "versions": {"archsearch": __version__, "python": platform.python_version(), **_versions()},
         "device": _device(rows),

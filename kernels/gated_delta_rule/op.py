@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from archsearch.kernels.dispatch import REFERENCE, Backends, full_precision, why_no_fla
+from archsearch.kernels.dispatch import Backends, full_precision
 from archsearch.kernels.gated_delta_rule.chunk import gated_delta_rule_chunked
-from archsearch.kernels.gated_delta_rule.fla import gated_delta_rule_fla, why_refused
 from archsearch.kernels.gated_delta_rule.reference import gated_delta_rule_loop
 from archsearch.kernels.heads import expand_heads
 from archsearch.kernels.packing import check_cu_seqlens, pad, unpad
 
-BACKENDS = Backends("gated_delta_rule", {"fla": why_no_fla})
+BACKENDS = Backends("gated_delta_rule")
 
 LOOP_UP_TO = 8  # steps; below, a loop is cheaper than a chunk
 
@@ -43,13 +42,10 @@ def gated_delta_rule(
     state_shape = (documents, num_heads, k.shape[-1], v.shape[-1])
     if initial_state is not None and initial_state.shape != state_shape:
         raise ValueError(f"initial_state must have shape {state_shape}; got {tuple(initial_state.shape)}")
-    refusal = why_refused(q)
-    chosen = BACKENDS.choose(backend, q, {"fla": refusal} if refusal else None)
+    BACKENDS.choose(backend, q)
 
     dtype = torch.promote_types(v.dtype, torch.float32)
     state = q.new_zeros(state_shape, dtype=dtype) if initial_state is None else initial_state.to(dtype)
-    if chosen != REFERENCE:
-        return gated_delta_rule_fla(q, k, v, log_decay, beta, scale, state, cu_seqlens)
     given = v.dtype
     q, k, v, log_decay, beta = (x.to(dtype) for x in (q, k, v, log_decay, beta))
     if cu_seqlens is not None:  # a step after a document's end leaves its state as it is: a = 1, b = 0

@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from archsearch.kernels.dispatch import REFERENCE, Backends, full_precision, why_no_fla
+from archsearch.kernels.dispatch import Backends, full_precision
 from archsearch.kernels.heads import expand_heads
 from archsearch.kernels.packing import check_cu_seqlens, pad, unpad
 from archsearch.kernels.ssd.chunk import ssd_chunked
-from archsearch.kernels.ssd.fla import ssd_fla, why_refused
 from archsearch.kernels.ssd.reference import ssd_loop
 
-BACKENDS = Backends("ssd", {"fla": why_no_fla})
+BACKENDS = Backends("ssd")
 
 LOOP_UP_TO = 8  # steps; below, a loop is cheaper than a chunk
 
@@ -42,14 +41,11 @@ def ssd(
     state_shape = (documents, num_heads, b.shape[-1], x.shape[-1])
     if initial_state is not None and initial_state.shape != state_shape:
         raise ValueError(f"initial_state must have shape {state_shape}; got {tuple(initial_state.shape)}")
-    refusal = why_refused(x)
-    chosen = BACKENDS.choose(backend, x, {"fla": refusal} if refusal else None)
+    BACKENDS.choose(backend, x)
 
     dtype = torch.promote_types(x.dtype, torch.float32)
     state = x.new_zeros(state_shape, dtype=dtype) if initial_state is None else initial_state.to(dtype)
     b, c = expand_heads(b, num_heads), expand_heads(c, num_heads)
-    if chosen != REFERENCE:
-        return ssd_fla(x, log_decay, b, c, state, cu_seqlens)
     given = x.dtype
     x, log_decay, b, c = (part.to(dtype) for part in (x, log_decay, b, c))
     if cu_seqlens is not None:  # a step after a document's end leaves its state as it is: a = 1, x = 0

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 
 import pytest
 import torch
@@ -40,28 +39,15 @@ def test_a_backend_asked_for_by_name_runs_or_is_an_error(name: str, tensor: torc
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda _: None)
     assert "triton is not installed" in (dispatch.why_no_triton() or "")
-    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: None if name == "fla" else object())
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda _: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert dispatch.why_no_triton() is None
-    assert dispatch.why_no_fla() == "fla-core is not installed (pip install 'archsearch[gpu]')"
 
 
 def test_a_machine_without_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda _: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert dispatch.why_no_fla() == "no CUDA GPU"
-
-
-@pytest.mark.parametrize(("version", "refused"), [("3.6.0", True), ("3.7.0", True), ("3.7.1", False), ("3.3.1", False)])
-def test_triton_versions_that_miscompile_on_hopper_are_refused(
-    monkeypatch: pytest.MonkeyPatch, version: str, refused: bool
-) -> None:
-    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda _: object())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setitem(sys.modules, "triton", type("Triton", (), {"__version__": version}))
-    reason = dispatch.why_no_fla()
-    assert reason == (f"triton {version} miscompiles it on Hopper; 3.7.1 or newer is needed" if refused else None)
+    assert dispatch.why_no_triton() == "no CUDA GPU"
 
 
 def test_the_choice_breaks_no_graph_of_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +57,7 @@ def test_the_choice_breaks_no_graph_of_torch_compile(monkeypatch: pytest.MonkeyP
         dynamo.graph_break()  # as the real one is to the torch.compile of some releases
 
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", find_spec)
-    reasons = {"m2rnn": why_unavailable, "triton": dispatch.why_no_triton, "fla": dispatch.why_no_fla}
+    reasons = {"m2rnn": why_unavailable, "triton": dispatch.why_no_triton}
     backends = Backends("op", reasons)
 
     def double(x: torch.Tensor) -> torch.Tensor:

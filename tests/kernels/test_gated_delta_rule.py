@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from archsearch.kernels.gated_delta_rule.chunk import gated_delta_rule_chunked
-from archsearch.kernels.gated_delta_rule.fla import why_refused
 from archsearch.kernels.gated_delta_rule.op import gated_delta_rule
 from archsearch.kernels.gated_delta_rule.reference import gated_delta_rule_loop
 
@@ -78,16 +77,6 @@ def test_packed_documents_end_in_their_own_states(bounds: list[int]) -> None:
     for i, (start, stop) in enumerate(pairwise(bounds)):
         _, alone = gated_delta_rule(*(x[:, start:stop] for x in (q, k, v, log_decay, beta)))
         torch.testing.assert_close(final[i], alone[0], **EXACT)
-
-
-def test_what_the_fla_kernels_cannot_take_is_refused_with_the_reason() -> None:
-    assert why_refused(torch.zeros(1, 1, 1, 256, dtype=torch.bfloat16)) is None
-    assert why_refused(torch.zeros(1, 1, 1, 16)) == "it computes in bfloat16 or float16; got float32"
-    assert why_refused(torch.zeros(1, 1, 1, 257, dtype=torch.bfloat16)) == (
-        "it takes a key head dim of at most 256; got 257"
-    )
-    with pytest.raises(ValueError, match="gated_delta_rule: backend 'fla' cannot be used: it computes in bfloat16"):
-        gated_delta_rule(*inputs(4)[:5], backend="fla")
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from archsearch.kernels.ssd.chunk import ssd_chunked
-from archsearch.kernels.ssd.fla import why_refused
 from archsearch.kernels.ssd.op import ssd
 from archsearch.kernels.ssd.reference import ssd_loop
 
@@ -73,12 +72,6 @@ def test_packed_documents_end_in_their_own_states(bounds: list[int]) -> None:
     for i, (start, stop) in enumerate(pairwise(bounds)):
         _, alone = ssd(*(part[:, start:stop] for part in (x, log_decay, b, c)))
         torch.testing.assert_close(final[i], alone[0], **EXACT)
-
-
-def test_what_the_fla_kernels_cannot_take_is_refused_with_the_reason() -> None:
-    assert why_refused(torch.zeros(1, 1, 1, 19, dtype=torch.bfloat16)) is None
-    with pytest.raises(ValueError, match="ssd: backend 'fla' cannot be used: it computes in bfloat16 or float16; got"):
-        ssd(*inputs(4)[:4], backend="fla")
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
