@@ -18,6 +18,20 @@ def check_cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> None:
         raise ValueError(f"cu_seqlens must increase from 0 to the length {x.shape[1]}; got {bounds}")
 
 
+def state_shape(
+    x: Tensor, cu_seqlens: Tensor | None, per_sequence: tuple[int, ...], initial_state: Tensor | None
+) -> tuple[int, ...]:
+    """Return the shape of the states of `x` `[B, T, ...]`, one per row or packed document. Raises ValueError."""
+    sequences = x.shape[0]
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, x)
+        sequences = cu_seqlens.shape[0] - 1
+    shape = (sequences, *per_sequence)
+    if initial_state is not None and initial_state.shape != shape:
+        raise ValueError(f"initial_state must have shape {shape}; got {tuple(initial_state.shape)}")
+    return shape
+
+
 def pad(x: Tensor, cu_seqlens: Tensor, value: float = 0.0) -> Tensor:
     """Return packed documents `[1, T, ...]` as a batch `[documents, longest, ...]`, `value` after their ends."""
     index, valid = _places(cu_seqlens)

@@ -22,7 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the layer table and the derived figures."""
     from archsearch.architecture import resolve
+    from archsearch.config import ConfigError
 
+    if args.length < 1:
+        raise ConfigError(f"--length: must be at least 1; got {args.length}")
     architecture = resolve(args.architecture, args.like)
     figures = describe(architecture, args.length)
     if args.json:

@@ -25,10 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure in interleaved rounds and print a row per architecture."""
+    import torch
     from rich.console import Console
     from rich.table import Table
 
     from archsearch.architecture import resolve
+    from archsearch.config import ConfigError
     from archsearch.pattern import compact
     from archsearch.throughput.measure import Conditions, measure
 
@@ -42,7 +44,12 @@ def run(args: argparse.Namespace) -> int:
     )
     architectures = [resolve(text, args.like) for text in args.architectures]
     anchor = resolve(args.against, args.like) if args.against else architectures[0]
-    results = measure(architectures, anchor, conditions)
+    try:
+        results = measure(architectures, anchor, conditions)
+    except torch.OutOfMemoryError:
+        raise ConfigError(
+            f"out of memory with {args.batch_size} x {args.length} tokens on {conditions.resolve_device()}"
+        ) from None
     if args.json:
         print(json.dumps([dataclasses.asdict(result) for result in results], indent=2))
         return 0

@@ -35,12 +35,22 @@ class Conditions:
     device: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("batch_size", "length", "time_limit"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be positive; got {getattr(self, name)}")
+        if not 0 < self.confidence < 1:
+            raise ConfigError(f"confidence must lie between 0 and 1; got {self.confidence}")
         if self.precision not in PRECISIONS:
             raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}; got {self.precision!r}")
 
     def resolve_device(self) -> torch.device:
-        """Return the device asked for, or the GPU where there is one."""
-        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        """Return the device asked for, or the GPU where there is one. Raises ConfigError."""
+        name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        known = ["cpu", *(["cuda"] if gpus else []), *gpus]
+        if name not in known:
+            raise ConfigError(f"device must be one of this machine's, {', '.join(known)}; got {name!r}")
+        return torch.device(name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from archsearch.kernels.dispatch import Backends, full_precision
 from archsearch.kernels.gated_delta_rule.chunk import gated_delta_rule_chunked
 from archsearch.kernels.gated_delta_rule.reference import gated_delta_rule_loop
 from archsearch.kernels.heads import expand_heads
-from archsearch.kernels.packing import check_cu_seqlens, pad, unpad
+from archsearch.kernels.packing import pad, state_shape, unpad
 
 BACKENDS = Backends("gated_delta_rule")
 
@@ -35,17 +35,12 @@ def gated_delta_rule(
     when None. Returns y `[B, T, N, V]` and the final state `[B, N, K, V]` in at least float32. Raises ValueError.
     """
     _check(q, k, v, log_decay, beta)
-    documents, num_heads = q.shape[0], v.shape[2]
-    if cu_seqlens is not None:
-        check_cu_seqlens(cu_seqlens, q)
-        documents = cu_seqlens.shape[0] - 1
-    state_shape = (documents, num_heads, k.shape[-1], v.shape[-1])
-    if initial_state is not None and initial_state.shape != state_shape:
-        raise ValueError(f"initial_state must have shape {state_shape}; got {tuple(initial_state.shape)}")
+    num_heads = v.shape[2]
+    shape = state_shape(q, cu_seqlens, (num_heads, k.shape[-1], v.shape[-1]), initial_state)
     BACKENDS.choose(backend, q)
 
     dtype = torch.promote_types(v.dtype, torch.float32)
-    state = q.new_zeros(state_shape, dtype=dtype) if initial_state is None else initial_state.to(dtype)
+    state = q.new_zeros(shape, dtype=dtype) if initial_state is None else initial_state.to(dtype)
     given = v.dtype
     q, k, v, log_decay, beta = (x.to(dtype) for x in (q, k, v, log_decay, beta))
     if cu_seqlens is not None:  # a step after a document's end leaves its state as it is: a = 1, b = 0

@@ -9,7 +9,7 @@ from archsearch.kernels.dispatch import REFERENCE, Backends, full_precision
 from archsearch.kernels.heads import expand_heads
 from archsearch.kernels.m2rnn.gpu.plan import why_refused, why_unavailable
 from archsearch.kernels.m2rnn.reference import m2rnn_by_hand
-from archsearch.kernels.packing import check_cu_seqlens, pad, unpad
+from archsearch.kernels.packing import pad, state_shape, unpad
 
 BACKENDS = Backends("m2rnn", {"triton": why_unavailable})
 
@@ -35,13 +35,7 @@ def m2rnn(
     Returns y `[B, T, N, V]` and the final state `[B, N, K, V]` in at least float32. Raises ValueError.
     """
     num_heads = _check(q, k, v, weight, forget)
-    documents = q.shape[0]
-    if cu_seqlens is not None:
-        check_cu_seqlens(cu_seqlens, q)
-        documents = cu_seqlens.shape[0] - 1
-    state_shape = (documents, num_heads, k.shape[-1], v.shape[-1])
-    if initial_state is not None and initial_state.shape != state_shape:
-        raise ValueError(f"initial_state must have shape {state_shape}; got {tuple(initial_state.shape)}")
+    shape = state_shape(q, cu_seqlens, (num_heads, k.shape[-1], v.shape[-1]), initial_state)
     if gradient_clip is not None and not gradient_clip > 0:
         raise ValueError(f"gradient_clip must be positive; got {gradient_clip}")
     refusal = why_refused(q, v)
@@ -53,7 +47,7 @@ def m2rnn(
     given, dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
     if cu_seqlens is not None:  # a step after a document's end leaves its state as it is: f = 1
         q, k, v, forget = pad(q, cu_seqlens), pad(k, cu_seqlens), pad(v, cu_seqlens), pad(forget, cu_seqlens, 1.0)
-    state = q.new_zeros(state_shape, dtype=dtype) if initial_state is None else initial_state.to(dtype)
+    state = q.new_zeros(shape, dtype=dtype) if initial_state is None else initial_state.to(dtype)
     q, k, v, forget = (expand_heads(x, num_heads).to(dtype) for x in (q, k, v, forget))
     weight = expand_heads(weight, num_heads, dim=0).to(dtype)
     with full_precision(q):

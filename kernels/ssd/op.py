@@ -7,7 +7,7 @@ from torch import Tensor
 
 from archsearch.kernels.dispatch import Backends, full_precision
 from archsearch.kernels.heads import expand_heads
-from archsearch.kernels.packing import check_cu_seqlens, pad, unpad
+from archsearch.kernels.packing import pad, state_shape, unpad
 from archsearch.kernels.ssd.chunk import ssd_chunked
 from archsearch.kernels.ssd.reference import ssd_loop
 
@@ -34,17 +34,12 @@ def ssd(
     Returns y `[B, T, H, P]` and the final state `[B, H, N, P]` in at least float32. Raises ValueError.
     """
     _check(x, log_decay, b, c)
-    documents, num_heads = x.shape[0], x.shape[2]
-    if cu_seqlens is not None:
-        check_cu_seqlens(cu_seqlens, x)
-        documents = cu_seqlens.shape[0] - 1
-    state_shape = (documents, num_heads, b.shape[-1], x.shape[-1])
-    if initial_state is not None and initial_state.shape != state_shape:
-        raise ValueError(f"initial_state must have shape {state_shape}; got {tuple(initial_state.shape)}")
+    num_heads = x.shape[2]
+    shape = state_shape(x, cu_seqlens, (num_heads, b.shape[-1], x.shape[-1]), initial_state)
     BACKENDS.choose(backend, x)
 
     dtype = torch.promote_types(x.dtype, torch.float32)
-    state = x.new_zeros(state_shape, dtype=dtype) if initial_state is None else initial_state.to(dtype)
+    state = x.new_zeros(shape, dtype=dtype) if initial_state is None else initial_state.to(dtype)
     b, c = expand_heads(b, num_heads), expand_heads(c, num_heads)
     given = x.dtype
     x, log_decay, b, c = (part.to(dtype) for part in (x, log_decay, b, c))

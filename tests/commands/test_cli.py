@@ -55,6 +55,29 @@ def test_a_plugin_that_cannot_be_imported_is_named(capsys):
     assert "--plugin no_such_module: cannot be imported" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--batch-size", "0"], "batch_size must be positive; got 0"),
+        (["--length", "-1"], "length must be positive; got -1"),
+        (["--time-limit", "0"], "time_limit must be positive; got 0.0"),
+        (["--confidence", "2"], "confidence must lie between 0 and 1; got 2.0"),
+        (["--device", "foo"], "device must be one of this machine's, cpu"),
+        (["--device", "cuda:99"], "device must be one of this machine's, cpu"),
+    ],
+)
+def test_measure_refuses_conditions_that_cannot_be_met(flags, message, capsys):
+    assert main(["measure", "M", *flags]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
+
+
+def test_inspect_refuses_a_length_below_one(capsys):
+    assert main(["inspect", "M", "--length", "0"]) == 1
+    assert capsys.readouterr().err == "error: --length: must be at least 1; got 0\n"
+
+
 def test_measure_compares_training_steps_and_names_the_device(capsys):
     assert (
         main(["measure", "M", "A", "--batch-size", "1", "--length", "8", "--time-limit", "1", "--device", "cpu"]) == 0
