@@ -9,27 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from archsearch import registry
+from archsearch import mlp_registry, registry
 from archsearch.config import ConfigError, Where, fill, load_yaml, save_yaml
+from archsearch.mlp_registry import MLPOptions
 from archsearch.pattern import PatternError, compact, parse, repeat_to
 from archsearch.registry import MixerOptions
 
 FORMAT = 1
+DEFAULT_MLP = "swiglu"
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-
-
-@dataclass(frozen=True, kw_only=True)
-class MLPOptions:
-    """The feed-forward half of every block."""
-
-    type: Literal["swiglu"] = "swiglu"
-    intermediate_size: int
-
-    def num_parameters(self, hidden_size: int) -> int:
-        """Return the number of trainable parameters: gate, up and down projection."""
-        return 3 * hidden_size * self.intermediate_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +31,18 @@ class BoundMixer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BoundMLP:
+    """The feed-forward half of a block: a registered MLP's name and its options."""
+
+    type: str
+    options: MLPOptions
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as a YAML file holds them."""
+        return {"type": self.type, **dataclasses.asdict(self.options)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layer:
     """One block of the model, counted from 0."""
 
@@ -48,20 +50,23 @@ class Layer:
     letter: str
     type: str
     options: MixerOptions
+    mlp: BoundMLP
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """Sizes, the expanded pattern (one letter per layer) and what its letters stand for.
 
-    `vocab_size` None leaves the vocabulary to the data; the embedding and the head then count as nothing.
+    Every block has the `mlp`, but those of the letters in `mlps` their own. `vocab_size` None leaves the vocabulary to
+    the data; the embedding and the head then count as nothing.
     """
 
     hidden_size: int
     vocab_size: int | None
     pattern: str
     mixers: Mapping[str, BoundMixer]
-    mlp: MLPOptions
+    mlp: BoundMLP
+    mlps: Mapping[str, BoundMLP] = field(default_factory=dict)
     norm_eps: float = 1e-5
     tie_embeddings: bool = False
     init_std: float = 0.02
@@ -81,7 +86,11 @@ class Architecture:
             vocab_size=written.vocab_size,
             pattern="",
             mixers=bound,
-            mlp=_mlp(written, where / "mlp"),
+            mlp=_bind_mlp(written.mlp, written.hidden_size, where / "mlp"),
+            mlps={
+                letter: _bind_mlp(values, written.hidden_size, where / f"mlps.{letter}")
+                for letter, values in written.mlps.items()
+            },
             norm_eps=written.norm_eps,
             tie_embeddings=written.tie_embeddings,
             init_std=written.init_std,
@@ -115,15 +124,25 @@ class Architecture:
         return dataclasses.replace(self, pattern=pattern, mixers={**self.mixers, **added})
 
     def check(self, where: Where) -> None:
-        """Raise ConfigError, naming the letter, where a mixer's options cannot work at this hidden size."""
+        """Raise ConfigError, naming the letter, where a mixer's options cannot work at this hidden size.
+
+        The same where a letter of `mlps` stands for no mixer.
+        """
         for letter, mixer in self.mixers.items():
             try:
                 mixer.options.check(self.hidden_size)
             except ValueError as error:
                 raise (where / f"mixers.{letter}").error(f"{mixer.type}: {error}") from None
+        for letter in self.mlps:
+            if letter not in self.mixers:
+                known = ", ".join(sorted(self.mixers))
+                raise (where / f"mlps.{letter}").error(
+                    f"unknown letter {letter!r}; letters of this architecture: {known}"
+                )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values that `from_dict` reads back; letters that do not occur are left out."""
+        """Return plain values that `from_dict` reads back; what does not occur is left out."""
+        own_mlps = {x: mlp.to_dict() for x, mlp in sorted(self.mlps.items()) if x in self.pattern and mlp != self.mlp}
         return {
             "format": FORMAT,
             "hidden_size": self.hidden_size,
@@ -134,7 +153,8 @@ class Architecture:
                 for letter, mixer in sorted(self.mixers.items())
                 if letter in self.pattern
             },
-            "mlp": dataclasses.asdict(self.mlp),
+            "mlp": self.mlp.to_dict(),
+            **({"mlps": own_mlps} if own_mlps else {}),
             "norm_eps": self.norm_eps,
             "tie_embeddings": self.tie_embeddings,
             "init_std": self.init_std,
@@ -147,16 +167,24 @@ class Architecture:
     @property
     def layers(self) -> tuple[Layer, ...]:
         return tuple(
-            Layer(index=i, letter=letter, type=self.mixers[letter].type, options=self.mixers[letter].options)
+            Layer(
+                index=i,
+                letter=letter,
+                type=self.mixers[letter].type,
+                options=self.mixers[letter].options,
+                mlp=self.mlps.get(letter, self.mlp),
+            )
             for i, letter in enumerate(self.pattern)
         )
 
     @property
     def id(self) -> str:
         """A hash of the model: equal models have one id, however they are spelt."""
-        values = self.to_dict()
         layers = [[layer.type, dataclasses.asdict(layer.options)] for layer in self.layers]
-        model = {**values, "format": None, "pattern": None, "mixers": layers}
+        mlps = [layer.mlp.to_dict() for layer in self.layers]
+        mlp = mlps[0] if all(other == mlps[0] for other in mlps) else mlps
+        values = {key: value for key, value in self.to_dict().items() if key != "mlps"}
+        model = {**values, "format": None, "pattern": None, "mixers": layers, "mlp": mlp}
         return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()[:12]
 
     def num_parameters(self, embedding: bool = True, head: bool = False) -> int:
@@ -165,10 +193,16 @@ class Architecture:
         count = sum(self.layer_parameters(layer) for layer in self.layers) + self.hidden_size
         return count + embedding * vocabulary + (head and not self.tie_embeddings) * vocabulary
 
+    def active_parameters(self, embedding: bool = True, head: bool = False) -> int:
+        """Return the parameters that take part in one token's output, counted as in `num_parameters`."""
+        size = self.hidden_size
+        idle = [x.mlp.options.num_parameters(size) - x.mlp.options.active_parameters(size) for x in self.layers]
+        return self.num_parameters(embedding, head) - sum(idle)
+
     def layer_parameters(self, layer: Layer) -> int:
         """Return the parameters of one block: mixer, MLP and the norm in front of each."""
         mixer = layer.options.num_parameters(self.hidden_size)
-        return mixer + self.mlp.num_parameters(self.hidden_size) + 2 * self.hidden_size
+        return mixer + layer.mlp.options.num_parameters(self.hidden_size) + 2 * self.hidden_size
 
     @property
     def state_size(self) -> int:
@@ -186,10 +220,11 @@ class Architecture:
     def flops_per_token(self, length: int) -> float:
         """Return 2 x the multiply-adds of a forward pass's matrix products, per token, in sequences of `length`.
 
-        Causal attention counts at its mean length, the embedding 0; the head is counted. Training is 3 x.
+        Causal attention counts at its mean length, the embedding 0; the head is counted, and of experts those that a
+        token passes. Training is 3 x.
         """
         mixers = sum(layer.options.flops_per_token(self.hidden_size, length) for layer in self.layers)
-        mlps = 2 * len(self.pattern) * self.mlp.num_parameters(self.hidden_size)
+        mlps = sum(layer.mlp.options.flops_per_token(self.hidden_size) for layer in self.layers)
         return mixers + mlps + 2 * (self.vocab_size or 0) * self.hidden_size
 
 
@@ -220,6 +255,7 @@ class _Written:
     num_layers: int | None = None
     mixers: dict[str, Any] = field(default_factory=dict)
     mlp: dict[str, Any] = field(default_factory=dict)
+    mlps: dict[str, Any] = field(default_factory=dict)
     norm_eps: float = 1e-5
     tie_embeddings: bool = False
     init_std: float = 0.02
@@ -239,10 +275,18 @@ def _bind(values: Any, where: Where) -> BoundMixer:
     return BoundMixer(type=plugin.name, options=options)
 
 
-def _mlp(written: _Written, where: Where) -> MLPOptions:
-    """Fill the MLP; left out, its width is 8/3 of the hidden size, rounded up to a multiple of 64."""
-    default = {"intermediate_size": -(-8 * written.hidden_size // 3) // -64 * -64}
-    options = fill(MLPOptions, {**default, **written.mlp}, where)
-    if options.intermediate_size <= 0:
-        raise (where / "intermediate_size").error(f"must be positive; got {options.intermediate_size}")
-    return options
+def _bind_mlp(values: Any, hidden_size: int, where: Where) -> BoundMLP:
+    """Fill an MLP; its type is swiglu where none is given."""
+    if not isinstance(values, Mapping):
+        raise where.error(f"must be a mapping with a type and its options; got {values!r}")
+    try:
+        plugin = mlp_registry.get(str(values.get("type", DEFAULT_MLP)))
+    except ConfigError as error:
+        raise (where / "type").error(str(error)) from None
+    given = {key: value for key, value in values.items() if key != "type"}
+    options = fill(plugin.options, {**plugin.options.defaults(hidden_size), **given}, where)
+    try:
+        options.check(hidden_size)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error}") from None
+    return BoundMLP(type=plugin.name, options=options)

@@ -14,11 +14,14 @@ COMMANDS = {
     "fit": "train one pattern (LightningCLI)",
     "validate": "evaluate a checkpoint on the validation data (LightningCLI)",
     "test": "evaluate a checkpoint on the test data (LightningCLI)",
-    "predict": "predict with a checkpoint (LightningCLI)",
+    "predict": "write a checkpoint's predictions on the test data (LightningCLI)",
+    "generate": "let a checkpoint go on from a prompt",
     "export": "write a study's best architecture, or a file's, for another program",
     "inspect": "show layers, parameters, state, FLOPs and legality of an architecture",
     "measure": "measure training throughput of architectures, side by side",
     "status": "show what a study ran, is running and refused, and why",
+    "bench": "time the kernels of a mixer on this GPU, and check them",
+    "tune": "find the fastest configurations of library kernels for an architecture's shapes on this GPU",
     "mixers": "list what can be composed, and which backend each has on this machine",
 }
 LIGHTNING = ("fit", "validate", "test", "predict")

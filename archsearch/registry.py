@@ -59,8 +59,20 @@ class MixerOptions(ABC):
         return ", ".join(shown)
 
 
-_COUNTS = {"num_heads": "heads", "num_kv_heads": "kv heads", "num_value_heads": "value heads", "num_groups": "groups"}
-_DIMS = {"key_head_dim": "key", "value_head_dim": "value", "head_dim": "head dim", "state_dim": "state"}
+_COUNTS = {
+    "num_heads": "heads",
+    "num_kv_heads": "kv heads",
+    "num_value_heads": "value heads",
+    "num_groups": "groups",
+    "num_householder": "steps per token",
+}
+_DIMS = {
+    "key_head_dim": "key",
+    "value_head_dim": "value",
+    "head_dim": "head dim",
+    "state_dim": "state",
+    "window": "window",
+}
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,13 @@ class Plugin:
     options: type[MixerOptions]
     module: type[nn.Module]
     letters: str
+
+    @property
+    def op(self) -> str:
+        """The name of its recurrence's op, as `kernels.dispatch.calls` counts it."""
+        module: Any = self.module
+        op: str = module.backends.op
+        return op
 
     def missing_backends(self) -> Mapping[str, str | None]:
         """Return each backend's name with the reason why it cannot run on this machine, None where it can."""

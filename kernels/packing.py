@@ -45,6 +45,18 @@ def unpad(x: Tensor, cu_seqlens: Tensor) -> Tensor:
     return x[valid][None]
 
 
+def document_starts(cu_seqlens: Tensor, length: int) -> Tensor:
+    """Return the first step of each step's document, `[length]` int32."""
+    steps = torch.arange(length, device=cu_seqlens.device)
+    return cu_seqlens[torch.searchsorted(cu_seqlens, steps, right=True) - 1].to(torch.int32)
+
+
+def last_steps(x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Return each document's last step `[documents, ...]` of a batch `[documents, longest, ...]`."""
+    lengths = cu_seqlens.diff()
+    return x[torch.arange(len(lengths), device=x.device), lengths - 1]
+
+
 def _places(cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
     starts, lengths = cu_seqlens[:-1], cu_seqlens.diff()
     offsets = torch.arange(int(lengths.max()), device=cu_seqlens.device)

@@ -1,4 +1,4 @@
-"""Causal softmax attention, grouped-query, with or without rotary positions."""
+"""Causal softmax attention, grouped-query, with or without rotary positions and a sliding window."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class AttentionOptions(MixerOptions):
 
     Left out, `num_kv_heads` is `num_heads` and `head_dim` is hidden_size / num_heads. `rope` turns queries and keys
     by their position in the document (Su et al., arXiv:2104.09864); without, recurrent layers tell the positions.
+    With a `window`, a token sees itself and the window - 1 before it, and no more than those are kept.
     """
 
     num_heads: int = 4
@@ -25,9 +26,12 @@ class AttentionOptions(MixerOptions):
     head_dim: int | None = None
     rope: bool = False
     rope_theta: float = 10000.0
+    window: int | None = None
 
     def check(self, hidden_size: int) -> None:
         check_positive(num_heads=self.num_heads, num_kv_heads=self.kv_heads, rope_theta=self.rope_theta)
+        if self.window is not None:
+            check_positive(window=self.window)
         if self.head_dim is not None:
             check_positive(head_dim=self.head_dim)
         elif hidden_size % self.num_heads:
@@ -52,10 +56,12 @@ class AttentionOptions(MixerOptions):
         return 2 * hidden_size * (self.num_heads + self.kv_heads) * self.width(hidden_size)
 
     def cache_size(self, hidden_size: int, length: int) -> int:
-        return 2 * length * self.kv_heads * self.width(hidden_size)
+        kept = length if self.window is None else min(length, self.window - 1)
+        return 2 * kept * self.kv_heads * self.width(hidden_size)
 
     def flops_per_token(self, hidden_size: int, length: int) -> float:
-        seen = (length + 1) / 2  # keys that a query looks at, on average
+        most = length if self.window is None else min(length, self.window)
+        seen = most - most * (most - 1) / (2 * length)  # keys that a query looks at, on average
         scores_and_values = 2 * self.num_heads * self.width(hidden_size) * seen
         return 2 * (self.num_parameters(hidden_size) + scores_and_values)
 
@@ -81,13 +87,20 @@ class Attention(Mixer):
         check_packed(x, state, cu_seqlens)
         heads = self.in_proj(x).unflatten(-1, (-1, self.head_dim))
         q, k, v = heads.split([self.options.num_heads, self.options.kv_heads, self.options.kv_heads], dim=2)
-        if self.options.rope:
-            positions = _positions(x, state, cu_seqlens)
-            q, k = (rotate(part, positions, self.options.rope_theta) for part in (q, k))
+        window, rope, theta = self.options.window, self.options.rope, self.options.rope_theta
+        positions = _positions(x, state, cu_seqlens)
+        new = positions[-x.shape[1] :]
+        if rope:
+            q = rotate(q, new, theta)
+        if rope and window is None:
+            k = rotate(k, new, theta)
         if state is not None:
             k, v = torch.cat([state["key"], k], dim=1), torch.cat([state["value"], v], dim=1)
-        y = attention(q, k, v, cu_seqlens=cu_seqlens, backend=self.backend)
-        return self.out_proj(y.flatten(-2)), ({"key": k, "value": v} if cu_seqlens is None else None)
+        new_state = {"key": _last(k, window), "value": _last(v, window)} if cu_seqlens is None else None
+        if rope and window is not None:  # only distances count: from the oldest key that is kept, no place is lost
+            k = rotate(k, positions, theta)
+        y = attention(q, k, v, window=window, cu_seqlens=cu_seqlens, backend=self.backend)
+        return self.out_proj(y.flatten(-2)), new_state
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
@@ -101,8 +114,16 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 
 def _positions(x: Tensor, state: State | None, cu_seqlens: Tensor | None) -> Tensor:
-    """Return the position of each token: from 0 in every packed document, else on from the cached ones."""
-    positions = torch.arange(x.shape[1], device=x.device)
-    if cu_seqlens is not None:
-        return positions - torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff())
-    return positions if state is None else positions + state["key"].shape[1]
+    """Return the position of each cached and each new token: from 0 in every packed document, else from the oldest."""
+    cached = 0 if state is None else state["key"].shape[1]
+    positions = torch.arange(cached + x.shape[1], device=x.device)
+    if cu_seqlens is None:
+        return positions
+    return positions - torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff())
+
+
+def _last(x: Tensor, window: int | None) -> Tensor:
+    """Return the keys or values `[B, S, H, D]` that a later token can see."""
+    if window is None or x.shape[1] < window:
+        return x
+    return x[:, x.shape[1] - window + 1 :].clone()  # a view would keep everything before it in memory

@@ -5,10 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn import functional
 
-from archsearch.kernels.gated_delta_rule.op import BACKENDS, gated_delta_rule
-from archsearch.mixers.common import Decay, DecayOptions, Mixer, ShortConv, State, check_packed, check_positive
+from archsearch.kernels.gated_delta_rule.op import BACKENDS
+from archsearch.kernels.gated_delta_rule.product import gated_delta_product
+from archsearch.kernels.gated_rms_norm.op import gated_rms_norm
+from archsearch.mixers.common import (
+    Decay,
+    DecayOptions,
+    Mixer,
+    ShortConv,
+    SplitLinear,
+    State,
+    check_packed,
+    check_positive,
+)
 from archsearch.registry import register
 
 
@@ -37,28 +47,33 @@ class GatedDeltaNetOptions(DecayOptions):
             raise ValueError(f"num_heads must divide num_value_heads; got {got}")
 
     @property
+    def steps(self) -> int:
+        """How many keys, values and writing strengths a token has."""
+        return 1
+
+    @property
     def value_heads(self) -> int:
         """How many heads of values, and so of states, there are."""
         return self.num_heads if self.num_value_heads is None else self.num_value_heads
 
     @property
     def key_width(self) -> int:
-        """Channels of all queries, or of all keys."""
+        """Channels of all queries, or of the keys of one step."""
         return self.num_heads * self.key_head_dim
 
     @property
     def value_width(self) -> int:
-        """Channels of all values."""
+        """Channels of the values of one step, or of the output."""
         return self.value_heads * self.value_head_dim
 
     @property
     def conv_channels(self) -> int:
         """Channels that pass the short convolution: q, k and v."""
-        return 2 * self.key_width + self.value_width
+        return self.key_width + self.steps * (self.key_width + self.value_width)
 
     def widths(self) -> list[int]:
         """Return how many channels of the input projection q with k and v, a, b and g take."""
-        return [self.conv_channels, self.value_heads, self.value_heads, self.gate * self.value_width]
+        return [self.conv_channels, self.value_heads, self.steps * self.value_heads, self.gate * self.value_width]
 
     def num_parameters(self, hidden_size: int) -> int:
         projections = hidden_size * (sum(self.widths()) + self.value_width)
@@ -72,7 +87,7 @@ class GatedDeltaNetOptions(DecayOptions):
 
     def flops_per_token(self, hidden_size: int, length: int) -> float:
         projections = hidden_size * (sum(self.widths()) + self.value_width)
-        recurrence = 3 * self.state_size(hidden_size)  # recall S^T k, write k v^T, read S^T q
+        recurrence = (2 * self.steps + 1) * self.state_size(hidden_size)  # recall S^T k, write k v^T; read S^T q
         return 2 * (projections + self.conv_channels * self.conv_width + recurrence)
 
 
@@ -85,7 +100,7 @@ class GatedDeltaNet(Mixer):
     def __init__(self, options: GatedDeltaNetOptions, hidden_size: int, *, norm_eps: float = 1e-5) -> None:
         super().__init__()
         self.options = options
-        self.in_proj = nn.Linear(hidden_size, sum(options.widths()), bias=False)
+        self.in_proj = SplitLinear(hidden_size, options.widths())
         self.conv = ShortConv(options.conv_channels, options.conv_width)
         self.decay = Decay(options.value_heads, options)
         self.norm = nn.RMSNorm(options.value_head_dim, eps=norm_eps)
@@ -97,26 +112,27 @@ class GatedDeltaNet(Mixer):
     ) -> tuple[Tensor, State | None]:
         check_packed(x, state, cu_seqlens)
         options, state = self.options, state or {}
-        qkv, a, b, g = self.in_proj(x).split(options.widths(), dim=-1)
-        qkv, taps = self.conv(qkv, state.get("conv"), cu_seqlens)
-        q, k, v = qkv.split([options.key_width, options.key_width, options.value_width], dim=-1)
-        q, k = (_normalise(part.unflatten(-1, (options.num_heads, -1))) for part in (q, k))
-        y, recurrent = gated_delta_rule(
-            q,
-            k,
-            v.unflatten(-1, (options.value_heads, -1)),
+        qkv, a, b, g = self.in_proj(x)
+        qkv, taps = self.conv(qkv, state.get("conv"), cu_seqlens, self.backend_around)
+        n, key_width, value_width = options.steps, options.key_width, options.value_width
+        q, k, v = qkv.split([key_width, n * key_width, n * value_width], dim=-1)
+        y, recurrent = gated_delta_product(
+            q.unflatten(-1, (options.num_heads, -1)),
+            k.unflatten(-1, (n, options.num_heads, -1)),
+            v.unflatten(-1, (n, options.value_heads, -1)),
             self.decay(a)[1],
-            b.sigmoid() * (2 if options.allow_negative_eigenvalues else 1),
+            b.unflatten(-1, (n, -1)).sigmoid() * (2 if options.allow_negative_eigenvalues else 1),
             scale=options.key_head_dim**-0.5,
+            normalise=True,
             initial_state=state.get("recurrent"),
             cu_seqlens=cu_seqlens,
             backend=self.backend,
         )
-        if options.gate:
-            y = y * functional.silu(g.unflatten(-1, (options.value_heads, -1)))
-        y = self.norm(y.to(self.norm.weight.dtype))
-        return self.out_proj(y.flatten(-2)), ({"recurrent": recurrent, "conv": taps} if cu_seqlens is None else None)
-
-
-def _normalise(x: Tensor) -> Tensor:
-    return functional.normalize(x.float() if x.itemsize < 4 else x, dim=-1, eps=1e-6).to(x.dtype)
+        y = gated_rms_norm(
+            y,
+            self.norm.weight,
+            self.norm.eps or 0.0,
+            gate=g.unflatten(-1, (options.value_heads, -1)) if options.gate else None,
+            backend=self.backend_around,
+        )
+        return self.out_proj(y), ({"recurrent": recurrent, "conv": taps} if cu_seqlens is None else None)

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from archsearch.kernels.gated_rms_norm.op import gated_rms_norm
 from archsearch.kernels.heads import expand_heads
 from archsearch.kernels.m2rnn.op import BACKENDS, m2rnn
-from archsearch.mixers.common import Decay, DecayOptions, Mixer, ShortConv, State, check_packed, check_positive
+from archsearch.mixers.common import (
+    Decay,
+    DecayOptions,
+    Mixer,
+    NonlinearOptions,
+    SplitLinear,
+    State,
+    check_head_counts,
+    check_packed,
+    check_positive,
+)
 from archsearch.registry import register
 
 
 @dataclass(frozen=True, kw_only=True)
-class M2RNNOptions(DecayOptions):
+class M2RNNOptions(DecayOptions, NonlinearOptions):
     """Head counts and shapes of an M²RNN mixer; the published form shares one query and key among all value heads.
 
-    Counts left out: `num_query_heads` and `num_key_heads` are 1, all others `num_heads`, the number of states.
-    `conv_width: null` leaves out the short convolution, `activation: none` the SiLU on q, k and v, `gradient_clip:
-    null` the clipping of the gradient carried through time.
+    Counts left out: `num_query_heads` and `num_key_heads` are 1, all others `num_heads`, the number of states. The
+    short convolution and `activation` are those of q, k and v.
     """
 
     num_heads: int = 4
@@ -33,12 +42,7 @@ class M2RNNOptions(DecayOptions):
     num_forget_heads: int | None = None
     num_weight_heads: int | None = None
     num_gate_heads: int | None = None
-    conv_width: int | None = 4
-    activation: Literal["silu", "none"] = "silu"
     residual: bool = True
-    weight_init: Literal["identity", "orthogonal"] = "identity"
-    weight_init_gain: float = 1.0
-    gradient_clip: float | None = 1.0
 
     def counts(self) -> dict[str, int]:
         """Return the number of heads of q, k, v, f, w and g."""
@@ -49,16 +53,7 @@ class M2RNNOptions(DecayOptions):
     def check(self, hidden_size: int) -> None:
         super().check(hidden_size)
         check_positive(num_heads=self.num_heads, key_head_dim=self.key_head_dim, value_head_dim=self.value_head_dim)
-        counts = self.counts()
-        if any(count < 1 or self.num_heads % count for count in counts.values()) or max(counts.values()) < max(
-            1, self.num_heads
-        ):
-            rule = "each head count must divide num_heads, and one must equal it"
-            raise ValueError(f"{rule}; got num_heads={self.num_heads}, {counts}")
-        if self.conv_width is not None:
-            check_positive(conv_width=self.conv_width)
-        if self.gradient_clip is not None:
-            check_positive(gradient_clip=self.gradient_clip)
+        check_head_counts(self.num_heads, self.counts())
 
     def widths(self) -> dict[str, int]:
         """Return how many channels of the input projection each of q, k, v, f and g takes."""
@@ -108,9 +103,8 @@ class M2RNN(Mixer):
         self.counts = options.counts()
         value, inner = options.value_head_dim, options.num_heads * options.value_head_dim
         self.widths = options.widths()
-        self.in_proj = nn.Linear(hidden_size, sum(self.widths.values()), bias=False)
-        silu, width = options.activation == "silu", options.conv_width
-        self.conv = ShortConv(options.conv_channels, width, silu=silu) if width else None
+        self.in_proj = SplitLinear(hidden_size, [sum(self.widths[name] for name in part) for part in ("qkv", "f", "g")])
+        self.conv = options.short_conv(options.conv_channels)
         self.decay = Decay(self.counts["f"], options)
         self.weight = nn.Parameter(torch.empty(self.counts["w"], value, value))
         self.residual_weight = nn.Parameter(torch.ones(options.num_heads, value)) if options.residual else None
@@ -121,12 +115,7 @@ class M2RNN(Mixer):
     @torch.no_grad()
     def reset_parameters(self, init_std: float, output_std: float) -> None:
         super().reset_parameters(init_std, output_std)
-        for weight in self.weight:
-            if self.options.weight_init == "orthogonal":
-                nn.init.orthogonal_(weight)
-            else:
-                nn.init.eye_(weight)
-            weight *= self.options.weight_init_gain
+        self.options.draw_weight(self.weight)
         if self.residual_weight is not None:
             nn.init.ones_(self.residual_weight)
 
@@ -136,10 +125,10 @@ class M2RNN(Mixer):
         check_packed(x, state, cu_seqlens)
         state = state or {}
         widths = self.widths
-        qkv, a, g = self.in_proj(x).split([widths["q"] + widths["k"] + widths["v"], widths["f"], widths["g"]], dim=-1)
+        qkv, a, g = self.in_proj(x)
         new_state: State = {}
         if self.conv is not None:
-            qkv, new_state["conv"] = self.conv(qkv, state.get("conv"), cu_seqlens)
+            qkv, new_state["conv"] = self.conv(qkv, state.get("conv"), cu_seqlens, self.backend_around)
         elif self.options.activation == "silu":
             qkv = functional.silu(qkv)
         q, k, v = (
@@ -158,8 +147,13 @@ class M2RNN(Mixer):
             cu_seqlens=cu_seqlens,
             backend=self.backend,
         )
-        if self.residual_weight is not None:
-            y = y + self.residual_weight * v
-        y = y * functional.silu(expand_heads(g.unflatten(-1, (self.counts["g"], -1)), self.options.num_heads))
-        y = self.norm(y.flatten(-2).to(self.norm.weight.dtype))
+        y = gated_rms_norm(
+            y,
+            self.norm.weight,
+            self.norm.eps or 0.0,
+            gate=expand_heads(g.unflatten(-1, (self.counts["g"], -1)), self.options.num_heads),
+            skip=None if self.residual_weight is None else v,
+            skip_weight=self.residual_weight,
+            backend=self.backend_around,
+        )
         return self.out_proj(y), (new_state if cu_seqlens is None else None)

@@ -6,10 +6,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from archsearch.kernels.gated_rms_norm.op import gated_rms_norm
 from archsearch.kernels.ssd.op import BACKENDS, ssd
-from archsearch.mixers.common import Decay, DecayOptions, Mixer, ShortConv, State, check_packed, check_positive
+from archsearch.mixers.common import (
+    Decay,
+    DecayOptions,
+    Mixer,
+    ShortConv,
+    SplitLinear,
+    State,
+    check_packed,
+    check_positive,
+)
 from archsearch.registry import register
 
 
@@ -74,7 +83,7 @@ class Mamba2(Mixer):
     def __init__(self, options: Mamba2Options, hidden_size: int, *, norm_eps: float = 1e-5) -> None:
         super().__init__()
         self.options = options
-        self.in_proj = nn.Linear(hidden_size, sum(options.widths()), bias=False)
+        self.in_proj = SplitLinear(hidden_size, options.widths())
         self.conv = ShortConv(options.conv_channels, options.conv_width, bias=True)
         self.decay = Decay(options.num_heads, options)
         self.skip = nn.Parameter(torch.ones(options.num_heads))
@@ -91,8 +100,8 @@ class Mamba2(Mixer):
     ) -> tuple[Tensor, State | None]:
         check_packed(x, state, cu_seqlens)
         options, state = self.options, state or {}
-        z, xbc, dt = self.in_proj(x).split(options.widths(), dim=-1)
-        xbc, taps = self.conv(xbc, state.get("conv"), cu_seqlens)
+        z, xbc, dt = self.in_proj(x)
+        xbc, taps = self.conv(xbc, state.get("conv"), cu_seqlens, self.backend_around)
         shared = options.num_groups * options.state_dim
         values, b, c = xbc.split([options.inner, shared, shared], dim=-1)
         values = values.unflatten(-1, (options.num_heads, -1))
@@ -107,6 +116,13 @@ class Mamba2(Mixer):
             cu_seqlens=cu_seqlens,
             backend=self.backend,
         )
-        y = (y + self.skip[:, None] * values).flatten(-2) * functional.silu(z)
-        y = self.norm(y.to(self.norm.weight.dtype))
+        y = gated_rms_norm(
+            y,
+            self.norm.weight,
+            self.norm.eps or 0.0,
+            gate=z.unflatten(-1, (options.num_heads, -1)),
+            skip=values,
+            skip_weight=self.skip[:, None].expand(-1, options.head_dim),
+            backend=self.backend_around,
+        )
         return self.out_proj(y), ({"recurrent": recurrent, "conv": taps} if cu_seqlens is None else None)

@@ -1,4 +1,6 @@
 import dataclasses
+import hashlib
+import json
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ PUBLISHED = {
         "S": {"type": "mamba2", "num_heads": 64, "head_dim": 19, "state_dim": 216},
         "M": {"type": "m2rnn", "num_heads": 84, "key_head_dim": 64, "value_head_dim": 16},
         "A": {"type": "attention", "num_heads": 16},
+        "N": {"type": "rnn", "num_heads": 85},
+        "U": {"type": "gru", "num_heads": 85},
     },
 }
 
@@ -30,6 +34,8 @@ def published(pattern, **changes):
         ("G", 4_207_108, 406_680_672, 262_144),
         ("S", 4_253_104, 407_784_576, 262_656),
         ("A", 4_194_304, 406_373_376, 0),
+        ("N", 4_206_480, 406_665_600, 1_360),
+        ("U", 7_035_280, 474_556_800, 1_360),
     ],
 )
 def test_figures_are_the_published_ones(letter, mixer, model, state):
@@ -44,7 +50,7 @@ def test_figures_are_the_published_ones(letter, mixer, model, state):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("pattern", ["RRMA", "GSMA"])
+@pytest.mark.parametrize("pattern", ["RRMA", "GSMA", "NUDA"])
 def test_parameters_and_cache_equal_the_built_model(pattern, tied):
     architecture = dataclasses.replace(small().with_pattern(pattern), vocab_size=50, tie_embeddings=tied)
     model = HybridLM(architecture)
@@ -120,7 +126,14 @@ def test_two_shapes_of_one_mixer_are_two_letters():
         ),
         ({"mixers": {"A": {"type": "attention", "num_heads": 5}}}, "x.yaml: architecture.mixers.A: attention: "),
         ({"mlp": {"type": "swiglu", "intermediate_size": -1}}, "architecture.mlp.intermediate_size: must be positive"),
-        ({"mlp": {"type": "relu"}}, "architecture.mlp.type: "),
+        ({"mlp": {"type": "relu"}}, "architecture.mlp.type: unknown MLP 'relu'; known: moe, swiglu"),
+        (
+            {"mlps": {"A": {"type": "swiglu"}}},
+            "architecture.mlps.A: unknown letter 'A'; letters of this architecture: G",
+        ),
+        ({"mlps": {"G": {"type": "relu"}}}, "architecture.mlps.G.type: unknown MLP 'relu'"),
+        ({"mlps": {"G": {"intermediate_size": 0}}}, "architecture.mlps.G.intermediate_size: must be positive; got 0"),
+        ({"mlps": {"G": 3}}, "architecture.mlps.G: must be a mapping with a type and its options; got 3"),
     ],
 )
 def test_what_cannot_work_is_refused_with_file_field_rule_and_value(changes, message):
@@ -140,9 +153,70 @@ def test_a_command_line_names_a_file_or_a_pattern(tmp_path):
 
 
 def test_the_default_mlp_is_the_published_width():
-    assert published("M").mlp.intermediate_size == 2752
+    assert published("M").mlp.options.intermediate_size == 2752
 
 
 def test_a_model_needs_a_vocabulary():
     with pytest.raises(ConfigError, match="vocab_size is required"):
         HybridLM(small())
+
+
+MOE = {"type": "moe", "num_experts": 8, "experts_per_token": 2, "intermediate_size": 16, "shared_intermediate_size": 24}
+SWIGLU = {"type": "swiglu", "intermediate_size": 40}
+
+
+def mixed(**changes):
+    mixers = {"G": {"type": "gated_deltanet"}, "A": {"type": "attention"}}
+    values = {"hidden_size": 64, "vocab_size": 10, "pattern": "GAG", "mixers": mixers, "mlp": MOE}
+    return Architecture.from_dict({**values, "mlps": {"A": SWIGLU}, **changes}, Where("x"))
+
+
+def test_a_letter_may_have_an_mlp_of_its_own(tmp_path):
+    architecture = mixed()
+    assert [layer.mlp.type for layer in architecture.layers] == ["moe", "swiglu", "moe"]
+    architecture.save(tmp_path / "a.yaml")
+    again = Architecture.load(tmp_path / "a.yaml")
+    assert again == architecture
+    assert again.with_pattern("A").layers[0].mlp.type == "swiglu"
+    assert "mlps" not in architecture.with_pattern("G").to_dict()
+    with torch.device("meta"):
+        built = HybridLM(architecture)
+    assert sum(p.numel() for p in built.parameters()) == architecture.num_parameters(head=True)
+    sizes = [sum(p.numel() for p in block.parameters()) for block in built.blocks]
+    assert [architecture.layer_parameters(layer) for layer in architecture.layers] == sizes
+
+
+def test_a_letter_without_type_gets_the_default_mlp():
+    mlp = mixed(mlps={"A": {}}).layers[1].mlp
+    assert mlp.to_dict() == {"type": "swiglu", "intermediate_size": 192}
+
+
+def test_equal_models_have_one_id_however_their_mlps_are_spelt():
+    assert mixed().id == mixed(mlp=SWIGLU, mlps={"G": MOE}).id == mixed(mlps={"A": SWIGLU, "G": MOE}).id
+    alone = [mixed(pattern="G", **changes).id for changes in ({}, {"mlps": {}}, {"mlp": SWIGLU, "mlps": {"G": MOE}})]
+    assert len(set(alone)) == 1
+    others = [{}, {"mlps": {}}, {"mlp": SWIGLU, "mlps": {}}, {"mlp": SWIGLU, "mlps": {"A": MOE}}]
+    assert len({mixed(**changes).id for changes in others}) == 4
+    assert mixed(mlp={**MOE, "normalize": False}).id != mixed().id
+
+
+def test_the_id_of_a_model_with_one_kind_of_mlp_does_not_depend_on_how_many_there_could_be():
+    architecture = mixed(mlp=SWIGLU, mlps={"A": SWIGLU})
+    layers = [[layer.type, dataclasses.asdict(layer.options)] for layer in architecture.layers]
+    model = {**architecture.to_dict(), "format": None, "pattern": None, "mixers": layers, "mlp": SWIGLU}
+    assert architecture.id == hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def test_active_parameters_leave_out_the_experts_that_a_token_does_not_pass():
+    architecture, expert = mixed(), 3 * 64 * 16
+    assert architecture.active_parameters() == architecture.num_parameters() - 2 * 6 * expert
+    bare = architecture.active_parameters(embedding=False, head=True)
+    assert bare == architecture.num_parameters(embedding=False, head=True) - 2 * 6 * expert
+    assert published("M").active_parameters() == published("M").num_parameters()
+
+
+def test_flops_count_active_experts_only():
+    more = mixed(mlp={**MOE, "num_experts": 80})
+    assert more.flops_per_token(64) - mixed().flops_per_token(64) == 2 * 2 * 72 * 64  # their rows of the two routers
+    wider = mixed(mlp={**MOE, "experts_per_token": 3})
+    assert wider.flops_per_token(64) - mixed().flops_per_token(64) == 2 * 2 * 3 * 64 * 16

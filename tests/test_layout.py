@@ -19,7 +19,7 @@ LAYERS = {  # what each room may import besides itself and the core
     "export": {"training", "throughput", "model", "data", "mixers", "kernels"},
     "commands": {"search", "training", "throughput", "export", "model", "data", "mixers", "kernels"},
 }
-CORE = {"architecture", "pattern", "registry", "config", "files"}
+CORE = {"architecture", "pattern", "registry", "mlp_registry", "config", "files"}
 OWNERS = {  # who may import a library
     "lightning": {"training", "data"},
     "optuna": {"search"},

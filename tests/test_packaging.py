@@ -32,6 +32,7 @@ def test_the_wheel_holds_mixers_kernels_and_search_spaces(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     for name in ("mixers/m2rnn.py", "kernels/m2rnn/op.py", "kernels/dispatch.py", "search_spaces/demo.yaml"):
         assert f"archsearch/{name}" in names
+    assert len([name for name in names if name.startswith("archsearch/search_spaces/published/")]) == 26
     assert not [name for name in names if name.startswith(("mixers/", "kernels/", "tests/"))]
     with tarfile.open(next(wheel.parent.glob("*.tar.gz"))) as sdist:
         assert any(name.endswith("archsearch/mixers/m2rnn.py") for name in sdist.getnames())

@@ -49,6 +49,7 @@ def describe(architecture: Any, length: int) -> dict[str, Any]:
         "parameters": architecture.num_parameters(),
         "parameters_with_head": architecture.num_parameters(head=True),
         "parameters_without_embedding": architecture.num_parameters(embedding=False),
+        "active_parameters": architecture.active_parameters(),
         "state_size": architecture.state_size,
         "length": length,
         "cache_bytes": architecture.cache_bytes(length),
@@ -59,6 +60,7 @@ def describe(architecture: Any, length: int) -> dict[str, Any]:
                 "letter": layer.letter,
                 "type": layer.type,
                 "options": dataclasses.asdict(layer.options),
+                "mlp": layer.mlp.to_dict(),
                 "mixer_parameters": layer.options.num_parameters(hidden_size),
                 "parameters": architecture.layer_parameters(layer),
                 "state_size": layer.options.state_size(hidden_size),
@@ -99,9 +101,26 @@ def _print(architecture: Any, figures: dict[str, Any]) -> None:
         "vocabulary": f"{vocabulary:,}" if vocabulary else "given by the data (counted as 0 here)",
         "parameters": f"{figures['parameters']:,} with the input embedding, without the head",
         "": f"{figures['parameters_with_head']:,} with the head",
+        **_active(figures),
+        **_mlps(architecture),
         "recurrent state": f"{figures['state_size']:,} elements per sequence",
         f"cache at {figures['length']:,} tokens": f"{figures['cache_bytes']:,} bytes per sequence in bf16",
         "forward FLOPs per token": f"{figures['flops_per_token']:,.0f} (training: x 3)",
         "legal": "yes",
     }.items():
         console.print(f"{name:<26}{value}")
+
+
+def _active(figures: dict[str, Any]) -> dict[str, str]:
+    active = figures["active_parameters"]
+    if active == figures["parameters"]:
+        return {}
+    return {"active parameters": f"{active:,} per token, with the input embedding, without the head"}
+
+
+def _mlps(architecture: Any) -> dict[str, str]:
+    """Return the MLP, or that of each letter where they differ."""
+    texts = {layer.letter: f"{layer.mlp.type} {layer.mlp.options.shape()}" for layer in architecture.layers}
+    if len(set(texts.values())) == 1:
+        return {"MLP": next(iter(texts.values()))}
+    return {f"MLP of {letter}": text for letter, text in texts.items()}

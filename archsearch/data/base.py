@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as lightning
 
 from archsearch.config import ConfigError
+from archsearch.data.evaluation import EvalBatches, Evaluation
 from archsearch.data.stream import Batch, BatchStream, FiniteBatchStream
 
 
@@ -18,7 +19,9 @@ class TokenData(lightning.LightningDataModule):
     i, so a resumed run goes on with the very next batch, whatever the number of workers.
     """
 
-    scores_last_position = False
+    extra_metrics: tuple[str, ...] = ()
+    """Metrics besides loss, perplexity and accuracy: `last_accuracy` where the last position is what counts, `exact`
+    where a row's scored positions make one answer."""
 
     def __init__(
         self, *, length: int, batch_size: int, eval_lengths: list[int] | None, seed: int | None, num_workers: int
@@ -31,8 +34,8 @@ class TokenData(lightning.LightningDataModule):
         self.seed = 0 if seed is None else seed
         self.num_workers = num_workers
         self._restored_batches = 0
-        _check_at_least(1, length=length, batch_size=batch_size, eval_lengths=min(self.eval_lengths))
-        _check_at_least(0, num_workers=num_workers, seed=self.seed)
+        check_at_least(1, length=length, batch_size=batch_size, eval_lengths=min(self.eval_lengths))
+        check_at_least(0, num_workers=num_workers, seed=self.seed)
 
     @property
     def vocab_size(self) -> int:
@@ -52,7 +55,19 @@ class TokenData(lightning.LightningDataModule):
         """Return the function that makes training batch i; it has to be picklable, for workers."""
         raise NotImplementedError
 
-    def eval_batches(self, split: str, length: int) -> tuple[Callable[[int], Batch], int]:
+    def evaluations(self) -> list[Evaluation]:
+        """Return what is evaluated, one loader each; nothing is read or generated for it."""
+        return [self._evaluation(length, standard=i == 0) for i, length in enumerate(self.eval_lengths)]
+
+    def eval_groups(self, length: int) -> tuple[str, ...]:  # noqa: ARG002 - a subclass may need it
+        """Return the names of the groups of positions whose loss and accuracy are measured on their own."""
+        return ()
+
+    def eval_set(self, split: str, evaluation: Evaluation) -> EvalBatches:
+        """Return the batches of one of the `evaluations` and their number."""
+        return self.eval_batches(split, evaluation.length)
+
+    def eval_batches(self, split: str, length: int) -> EvalBatches:
         """Return the function that makes batch i of a split (`val` or `test`), and how many batches there are."""
         raise NotImplementedError
 
@@ -60,13 +75,13 @@ class TokenData(lightning.LightningDataModule):
         return BatchStream(batch_at=self.train_batches(), start=self._batches_done, **self._shares())
 
     def val_dataloader(self) -> list[FiniteBatchStream]:
-        return [self._eval_stream("val", length) for length in self.eval_lengths]
+        return [self._eval_stream("val", evaluation) for evaluation in self.evaluations()]
 
     def test_dataloader(self) -> list[FiniteBatchStream]:
-        return [self._eval_stream("test", length) for length in self.eval_lengths]
+        return [self._eval_stream("test", evaluation) for evaluation in self.evaluations()]
 
     def predict_dataloader(self) -> FiniteBatchStream:
-        return self._eval_stream("test", self.eval_lengths[0])
+        return self._eval_stream("test", self.evaluations()[0])
 
     def state_dict(self) -> dict[str, Any]:
         return {"batches": self._batches_done()}
@@ -83,8 +98,12 @@ class TokenData(lightning.LightningDataModule):
         processed: int = progress.total.processed
         return max(self._restored_batches, processed)
 
-    def _eval_stream(self, split: str, length: int) -> FiniteBatchStream:
-        batch_at, stop = self.eval_batches(split, length)
+    def _evaluation(self, length: int, *, variant: str = "", standard: bool = False) -> Evaluation:
+        metrics, groups = self.extra_metrics, self.eval_groups(length)
+        return Evaluation(length=length, variant=variant, standard=standard, metrics=metrics, groups=groups)
+
+    def _eval_stream(self, split: str, evaluation: Evaluation) -> FiniteBatchStream:
+        batch_at, stop = self.eval_set(split, evaluation)
         return FiniteBatchStream(batch_at=batch_at, stop=stop, **self._shares())
 
     def eval_rows(self, length: int) -> int:
@@ -97,7 +116,8 @@ class TokenData(lightning.LightningDataModule):
         return {"rank": rank, "world_size": world_size, "num_workers": self.num_workers}
 
 
-def _check_at_least(low: int, **values: int) -> None:
+def check_at_least(low: int, **values: int) -> None:
+    """Raise ConfigError unless each of these arguments is at least `low`."""
     for name, value in values.items():
         if value < low:
             raise ConfigError(f"data.{name}: must be at least {low}; got {value}")

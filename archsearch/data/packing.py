@@ -38,6 +38,11 @@ class PackedRows:
         start = rows[place] * self.length
         return self._tokens(start, start + self.length + 1, documents, ends)
 
+    def tokens_from(self, start: int, length: int) -> NDArray[np.int64]:
+        """Return `length` tokens of the first epoch from the `start`-th on."""
+        documents, ends, _ = _epoch(self, 0)
+        return self._tokens(start, start + length, documents, ends)
+
     def _tokens(
         self, start: int, stop: int, documents: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> NDArray[np.int64]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from archsearch.config import ConfigError
-from archsearch.data.base import TokenData
+from archsearch.data.base import TokenData, check_at_least
+from archsearch.data.curriculum import Curriculum
+from archsearch.data.evaluation import EvalBatches
 from archsearch.data.groups import multiplication_table
 from archsearch.data.stream import Batch
 
@@ -27,7 +27,7 @@ class StateTracking(TokenData):
     The validation and test sequences of a length are the same whatever the seed and the batch size.
     """
 
-    scores_last_position = True
+    extra_metrics = ("last_accuracy",)
 
     def __init__(
         self,
@@ -61,24 +61,13 @@ class StateTracking(TokenData):
         super().__init__(
             length=length, batch_size=batch_size, eval_lengths=eval_lengths, seed=seed, num_workers=num_workers
         )
-        if curriculum_start is not None and not 1 <= curriculum_start <= length:
-            raise ConfigError(f"data.curriculum_start: must be from 1 to length ({length}); got {curriculum_start}")
-        if curriculum_steps < 0 or (curriculum_start is not None and curriculum_steps == 0):
-            rule = "must be the number of batches after which the length is reached"
-            raise ConfigError(f"data.curriculum_steps: {rule}; got {curriculum_steps}")
-        if not 0 <= curriculum_hold <= curriculum_steps:
-            rule = f"must be from 0 to curriculum_steps ({curriculum_steps})"
-            raise ConfigError(f"data.curriculum_hold: {rule}; got {curriculum_hold}")
-        if eval_size < 1:
-            raise ConfigError(f"data.eval_size: must be at least 1; got {eval_size}")
+        check_at_least(1, eval_size=eval_size)
         self.group = group
         self.eval_size = eval_size
         self._table = multiplication_table(group)
-        self._curriculum: dict[str, Any] = {
-            "start": curriculum_start,
-            "hold": curriculum_hold,
-            "steps": curriculum_steps,
-        }
+        self._length_at = Curriculum(
+            size=length, size_name="length", start=curriculum_start, hold=curriculum_hold, steps=curriculum_steps
+        )
         self.save_hyperparameters(logger=False)
 
     @property
@@ -89,23 +78,11 @@ class StateTracking(TokenData):
         return [4 * self.length]
 
     def train_batches(self) -> Callable[[int], Batch]:
-        length_at = partial(training_length, length=self.length, **self._curriculum)
-        return TrainingWords(self._table, length_at, self.batch_size, self.seed)
+        return TrainingWords(self._table, self._length_at, self.batch_size, self.seed)
 
-    def eval_batches(self, split: str, length: int) -> tuple[Callable[[int], Batch], int]:
+    def eval_batches(self, split: str, length: int) -> EvalBatches:
         rows = self.eval_rows(length)
         return EvaluationWords(self._table, split, length, self.eval_size, rows), -(-self.eval_size // rows)
-
-
-def training_length(index: int, *, length: int, start: int | None, hold: int, steps: int) -> int:
-    """Return the length of training batch `index`: `start` for `hold` batches, then by equal factors up to `length`.
-
-    Growing by factors spends most batches on short words, where the rule is found and a batch costs least.
-    """
-    if start is None or index >= steps:
-        return length
-    grown = max(0, index - hold) / (steps - hold)
-    return int(start * (length / start) ** grown + 1e-6)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 Batch = dict[str, Tensor]
 
+IGNORED = -100
+"""The target of a position that is not scored."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchStream:

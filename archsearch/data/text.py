@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from archsearch.config import ConfigError
 from archsearch.data.base import TokenData
 from archsearch.data.corpus import Corpus, check_source, open_corpus
-from archsearch.data.packing import PackedRows, packed_batch
+from archsearch.data.evaluation import Buckets, EvalBatches
+from archsearch.data.packing import START, PackedRows, packed_batch
 from archsearch.data.stream import Batch
+
+CONTEXTS = Buckets("context", (0, 64, 256, 1024, 4096, 16384))
 
 
 class Text(TokenData):
@@ -82,10 +87,15 @@ class Text(TokenData):
     def train_batches(self) -> Callable[[int], Batch]:
         return Rows(self._packed("train", self.length, self.seed), self.batch_size)
 
-    def eval_batches(self, split: str, length: int) -> tuple[Callable[[int], Batch], int]:
+    def eval_groups(self, length: int) -> tuple[str, ...]:
+        """Return the groups by context, the tokens that a position sees before it: at least so many."""
+        contexts = CONTEXTS.below(length).names
+        return contexts if len(contexts) > 1 else ()
+
+    def eval_batches(self, split: str, length: int) -> EvalBatches:
         packed, rows = self._packed(split, length, None), self.eval_rows(length)
         scored = min(packed.rows, max(1, self.eval_tokens // length))
-        return Rows(packed, rows, scored), -(-scored // rows)
+        return Rows(packed, rows, scored, groups=bool(self.eval_groups(length))), -(-scored // rows)
 
     def _packed(self, split: str, length: int, seed: int | None) -> PackedRows:
         packed = PackedRows(self.corpus, self.corpus.documents(split), length, seed)
@@ -103,8 +113,35 @@ class Rows:
     packed: PackedRows
     batch_size: int
     stop: int | None = None
+    groups: bool = False
 
     def __call__(self, index: int) -> Batch:
         first = index * self.batch_size
         last = first + self.batch_size if self.stop is None else min(self.stop, first + self.batch_size)
-        return packed_batch(np.stack([self.packed.row(number) for number in range(first, last)]))
+        batch = packed_batch(np.stack([self.packed.row(number) for number in range(first, last)]))
+        if self.groups:
+            batch["groups"] = torch.from_numpy(CONTEXTS.of(context_lengths(batch["tokens"].numpy())))
+        return batch
+
+
+def context_lengths(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many tokens of its document and row stand before each of `tokens` `[B, T]`."""
+    places = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+    starts = np.maximum.accumulate(np.where(tokens == START, places, 0), axis=1)
+    contexts: NDArray[np.int64] = places - starts
+    return contexts
+
+
+def encode(text: str) -> list[int]:
+    """Return the tokens of a document that begins with `text`: START and its bytes in UTF-8."""
+    return [START, *text.encode("utf-8", errors="surrogateescape")]
+
+
+def to_bytes(tokens: Iterable[int]) -> bytes:
+    """Return the bytes among `tokens`; START is none."""
+    return bytes(token for token in tokens if token < START)
+
+
+def decode(tokens: Iterable[int]) -> str:
+    """Return the text of `tokens`; bytes that are no UTF-8 become U+FFFD."""
+    return to_bytes(tokens).decode("utf-8", errors="replace")

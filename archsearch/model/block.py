@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from archsearch import registry
+from archsearch import mlp_registry, registry
 from archsearch.architecture import Architecture, Layer
 from archsearch.mixers.common import Mixer, State
-from archsearch.model.mlp import SwiGLU
+from archsearch.model.mlp.common import MLP
 
 
 class Block(nn.Module):
@@ -19,7 +19,7 @@ class Block(nn.Module):
         self.mixer_norm = nn.RMSNorm(hidden_size, eps=eps)
         self.mixer: Mixer = registry.get(layer.type).module(layer.options, hidden_size, norm_eps=eps)  # type: ignore[assignment]
         self.mlp_norm = nn.RMSNorm(hidden_size, eps=eps)
-        self.mlp = SwiGLU(hidden_size, architecture.mlp.intermediate_size)
+        self.mlp: MLP = mlp_registry.get(layer.mlp.type).module(layer.mlp.options, hidden_size)  # type: ignore[assignment]
 
     def forward(
         self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None

@@ -41,12 +41,18 @@ class HybridLM(nn.Module):
             block.mlp.reset_parameters(init_std, output_std)
 
     def forward(
-        self, tokens: Tensor, states: list[State] | None = None, cu_seqlens: Tensor | None = None
+        self,
+        tokens: Tensor,
+        states: list[State] | None = None,
+        cu_seqlens: Tensor | None = None,
+        *,
+        last_only: bool = False,
     ) -> tuple[Tensor, list[State] | None]:
         """Return logits `[B, T, vocabulary]` for `tokens` `[B, T]`, and one state per layer to go on from.
 
         `cu_seqlens` `[documents + 1]` bounds packed documents over the B x T tokens laid end to end, so every row's
-        start is a bound; documents do not see each other and no states are returned.
+        start is a bound; documents do not see each other and no states are returned. `last_only` computes the logits
+        `[B, 1, vocabulary]` of each row's last position alone.
         """
         x = self.embedding(tokens)
         if cu_seqlens is not None:
@@ -56,5 +62,6 @@ class HybridLM(nn.Module):
             x, state = block(x, states[i] if states else None, cu_seqlens)
             if state is not None:
                 new_states.append(state)
-        logits = self.head(self.norm(x)).reshape(*tokens.shape, -1)
+        x = x.reshape(*tokens.shape, -1)
+        logits = self.head(self.norm(x[:, -1:] if last_only else x))
         return logits, (new_states if cu_seqlens is None else None)

@@ -66,5 +66,5 @@ def nth_subset(picks: list[int], total: int) -> tuple[int, ...]:
 
 def _is_attention(layer: Layer, hidden_size: int) -> bool:
     options = layer.options
-    grows = options.cache_size(hidden_size, 4096) > options.cache_size(hidden_size, 2048)
+    grows = options.cache_size(hidden_size, 1) > options.cache_size(hidden_size, 0)  # a window stops growing later
     return grows and options.state_size(hidden_size) == 0

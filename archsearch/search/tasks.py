@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, make_dataclass, replace
-from typing import Any, Literal, get_type_hints
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from archsearch.config import Where, fill, quantity
 from archsearch.search.keys import check_keys, check_name
 
+if TYPE_CHECKING:
+    from archsearch.data.evaluation import Evaluation
+
 METRICS = ("accuracy", "loss", "perplexity")
+GROUP_METRICS = ("accuracy", "loss")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """One training run per candidate: the data class with its arguments, how long, and where it is evaluated.
 
-    `evaluate` adds evaluation lengths to the training length; `tokens` is the length of the run.
+    `evaluate` adds evaluation lengths to the training length; `tokens` is the length of the run; `evaluations` are all
+    the sets that the metrics are of.
     """
 
     name: str
@@ -28,26 +32,35 @@ class Task:
     tokens: int
     optimizer: Mapping[str, Any]
     schedule: Mapping[str, Any]
+    evaluations: tuple[Evaluation, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A metric of a task, at the training length or at an evaluation length."""
+    """A metric of a task, at the training length or at an evaluation length.
+
+    `part` is a part of a mixture; `group` a variant of the evaluation (32_pairs), a group of positions (depth_50), or
+    both (32_pairs/distance_64).
+    """
 
     task: str
     metric: str
     direction: Literal["maximize", "minimize"]
     length: int | None = None
+    part: str | None = None
+    group: str | None = None
 
     @property
     def key(self) -> str:
         """The metric's name in a task's results."""
-        return self.metric if self.length is None else f"{self.metric}/{self.length}"
+        names = [self.metric, self.part, self.length and str(self.length), self.group]
+        return "/".join(name for name in names if name)
 
     @property
     def label(self) -> str:
         """The objective in a table's head."""
-        return f"{self.task} {self.metric}" + (f" @{self.length}" if self.length else "")
+        names = [self.task, self.part, self.metric, self.length and f"@{self.length}", self.group]
+        return " ".join(name for name in names if name)
 
     def better(self, value: float) -> float:
         """Return the value turned so that more is better."""
@@ -104,15 +117,17 @@ def _task(name: str, values: Any, where: Where) -> Task:
         raise where.error(f"must be a mapping with data, tokens and the data's arguments; got {values!r}")
     if "data" not in values:
         raise (where / "data").error("is required")
+    from archsearch.data.arguments import argument_names, typed_arguments
+
     classes = data_classes()
     check_name(values["data"], tuple(classes), "data", where / "data")
     data = classes[values["data"]]
     names = [field.name for field in fields(_Common)]
-    own = [argument for argument in inspect.signature(data).parameters if argument not in _FILLED_IN]
+    own = [argument for argument in argument_names(data) if argument not in _FILLED_IN]
     check_keys(values, names + own, where)
     common = fill(_Common, {key: value for key, value in values.items() if key in names}, where)
     _check_common(common, where)
-    arguments = _arguments(data, {key: value for key, value in values.items() if key in own}, where)
+    arguments = typed_arguments(data, {key: value for key, value in values.items() if key in own}, where)
     shared = {"length": common.length, "batch_size": common.batch_size}
     arguments |= {key: value for key, value in shared.items() if value is not None}
     try:
@@ -129,6 +144,7 @@ def _task(name: str, values: Any, where: Where) -> Task:
         tokens=int(common.tokens),
         optimizer={**common.optimizer, **learning_rate},
         schedule=common.schedule,
+        evaluations=tuple(module.evaluations()),
     )
 
 
@@ -146,21 +162,47 @@ def _check_common(common: _Common, where: Where) -> None:
     fill(ScheduleOptions, common.schedule, where / "schedule")
 
 
-def _arguments(data: type, values: Mapping[str, Any], where: Where) -> dict[str, Any]:
-    """Return the data's own arguments, their types checked against its signature."""
-    hints = get_type_hints(data.__init__)  # type: ignore[misc]
-    schema = make_dataclass("Arguments", [(name, hints[name]) for name in values])
-    return dict(vars(fill(schema, values, where))) if values else {}
-
-
 def _objective(values: Any, tasks: Mapping[str, Task], where: Where) -> Objective:
+    """Read one objective; at the training length it is the plain metric, unless it is of a group."""
     objective = fill(Objective, values, where)
     check_name(objective.task, tuple(tasks), "task", where / "task")
-    check_name(objective.metric, METRICS, "metric", where / "metric")
     task = tasks[objective.task]
-    lengths = sorted({task.length, *task.evaluate})
-    if objective.length is not None and objective.length not in lengths:
+    own = _of_part(objective, task, where)
+    standard = next(evaluation.length for evaluation in own if evaluation.standard)
+    length = standard if objective.length is None else objective.length
+    lengths = sorted({evaluation.length for evaluation in own})
+    if length not in lengths:
         known = ", ".join(map(str, lengths))
         rule = f"must be a length that task {task.name} is evaluated at ({known})"
         raise (where / "length").error(f"{rule}; got {objective.length}")
-    return replace(objective, length=None) if objective.length == task.length else objective
+    metrics = _metrics([evaluation for evaluation in own if evaluation.length == length])
+    if objective.group not in metrics:
+        groups = tuple(group for group in metrics if group)
+        if not groups:
+            raise (where / "group").error(f"task {task.name} has no groups at length {length}; got {objective.group!r}")
+        check_name(str(objective.group), groups, "group", where / "group")
+    check_name(objective.metric, metrics[objective.group], "metric", where / "metric")
+    needed = objective.group is not None or length != standard
+    return replace(objective, length=length if needed else None)
+
+
+def _of_part(objective: Objective, task: Task, where: Where) -> list[Evaluation]:
+    """Return the evaluations of the objective's part, or of the whole task where it has none."""
+    parts = tuple(dict.fromkeys(evaluation.part for evaluation in task.evaluations if evaluation.part))
+    if parts and objective.part is None:
+        raise (where / "part").error(f"is required: task {task.name} is a mixture of {', '.join(parts)}")
+    if objective.part is not None:
+        if not parts:
+            raise (where / "part").error(f"task {task.name} is no mixture; got {objective.part!r}")
+        check_name(objective.part, parts, "part", where / "part")
+    return [evaluation for evaluation in task.evaluations if evaluation.part == (objective.part or "")]
+
+
+def _metrics(evaluations: list[Evaluation]) -> dict[str | None, tuple[str, ...]]:
+    """Return which metrics there are at one length: without a group, and of each group."""
+    metrics: dict[str | None, tuple[str, ...]] = {}
+    for evaluation in evaluations:
+        metrics[evaluation.variant or None] = (*METRICS, *evaluation.metrics)
+        for group in evaluation.groups:
+            metrics["/".join(filter(None, [evaluation.variant, group]))] = GROUP_METRICS
+    return metrics

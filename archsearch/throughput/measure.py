@@ -1,61 +1,38 @@
-"""Time whole training steps of architectures side by side: rounds A B A B, so that drift hits all alike."""
+"""Time whole steps of architectures side by side, in interleaved rounds, until the ratios are known."""
 
 from __future__ import annotations
 
-import contextlib
-import platform
-import statistics
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from archsearch.architecture import Architecture
-from archsearch.config import ConfigError
-from archsearch.model.language_model import HybridLM
-from archsearch.throughput.verdict import LogRatio, Verdict
-from archsearch.training.step import OptimizerOptions, build_optimizer, train_step
-
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-WARM_UP_STEPS = 2
-MIN_ROUNDS = 5
-ROUND_SECONDS = 0.1  # a round is one step, or as many as make the clock's grain and jitter small
+from archsearch.throughput.conditions import Conditions, describe_device, with_vocabulary
+from archsearch.throughput.contestant import Contestant, Stage
+from archsearch.throughput.device_state import Watch, summarise
+from archsearch.throughput.limits import limits_of_this_gpu
+from archsearch.throughput.rounds import Log, Pass, interleave
+from archsearch.throughput.verdict import LEAST_ROUNDS, LogRatio, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """What is timed: batch, length, precision and for how long at most (seconds, all architectures together)."""
+class Target:
+    """What is asked of a ratio to the anchor, or with `absolute` of the tokens/s themselves."""
 
-    batch_size: int = 8
-    length: int = 512
-    precision: str = "fp32"
-    time_limit: float = 90.0
-    confidence: float = 0.95
-    device: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "length", "time_limit"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be positive; got {getattr(self, name)}")
-        if not 0 < self.confidence < 1:
-            raise ConfigError(f"confidence must lie between 0 and 1; got {self.confidence}")
-        if self.precision not in PRECISIONS:
-            raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}; got {self.precision!r}")
-
-    def resolve_device(self) -> torch.device:
-        """Return the device asked for, or the GPU where there is one. Raises ConfigError."""
-        name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-        known = ["cpu", *(["cuda"] if gpus else []), *gpus]
-        if name not in known:
-            raise ConfigError(f"device must be one of this machine's, {', '.join(known)}; got {name!r}")
-        return torch.device(name)
+    at_least: float
+    absolute: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """The training throughput of one architecture, and its ratio to the anchor's with a confidence interval."""
+    """The throughput of one architecture, and its ratio to the anchor's with a confidence interval.
+
+    `probability` and `verdict` answer a target. `repeated` says why rounds were done again, `disturbed` how many had to
+    be kept in spite of it; `device_state` is what `device_state.summarise` returns.
+    """
 
     architecture_id: str
     tokens_per_second: float
@@ -69,119 +46,158 @@ class Measurement:
     device: str
     rounds: int
     seconds: float
+    mode: str = "train"
+    tokens_per_second_low: float | None = None
+    tokens_per_second_high: float | None = None
+    milliseconds: float | None = None
+    mfu: float | None = None
+    repeated: tuple[str, ...] = ()
+    disturbed: int = 0
+    device_state: dict[str, Any] | None = None
+    holding: str = ""
 
 
 def compare(
-    candidate: Architecture, base: Architecture, conditions: Conditions, *, at_least: float | None = None
+    candidate: Architecture, base: Architecture, conditions: Conditions, *, target: Target | None = None
 ) -> Measurement:
-    """Measure a candidate against the base; `at_least` asks whether the ratio reaches it and stops once sure."""
-    return measure([candidate], base, conditions, at_least=at_least)[0]
+    """Measure a candidate against the base; with a target until it is sure whether the candidate reaches it."""
+    return measure([candidate], base, conditions, target=target)[0]
 
 
 def measure(
-    architectures: list[Architecture], base: Architecture, conditions: Conditions, *, at_least: float | None = None
+    architectures: Sequence[Architecture], base: Architecture, conditions: Conditions, *, target: Target | None = None
 ) -> list[Measurement]:
     """Measure each architecture against `base` in interleaved rounds.
 
-    tokens/s = B T / time of forward, backward, clipping and optimizer step on random tokens. Rounds go on until every
-    ratio is known (within 1 % without `at_least`, else to the verdict's confidence) or the time limit has come.
+    Rounds go on until every ratio is known (within 1 % without a target, else to the verdict's confidence) or the time
+    limit has come. Models are built before; compilation, tuning, first allocations and data are not in the times.
     """
     started = time.monotonic()
     device = conditions.resolve_device()
-    vocab_size = base.vocab_size or 256
-    runners = [_Runner(replace(x, vocab_size=x.vocab_size or vocab_size), conditions, device) for x in architectures]
-    anchor = _Runner(replace(base, vocab_size=vocab_size), conditions, device)
-    everyone = [anchor, *(runner for runner in runners if runner.architecture.id != anchor.architecture.id)]
-    for runner in everyone:
-        runner.warm_up()
-    ratios = [LogRatio(conditions.confidence, at_least) for _ in runners]
-    rounds = 0
-    while rounds < MIN_ROUNDS or not all(ratio.is_known() for ratio in ratios):
-        if rounds >= MIN_ROUNDS and time.monotonic() - started > conditions.time_limit:
-            break
-        for runner in everyone if rounds % 2 == 0 else reversed(everyone):
-            runner.time_round()
-        for runner, ratio in zip(runners, ratios, strict=True):
-            same = runner.architecture.id == anchor.architecture.id
-            ratio.add(1.0 if same else anchor.times[-1] / runner.times[-1])
-        rounds += 1
-    tokens = conditions.batch_size * conditions.length
-    return [
-        Measurement(
-            architecture_id=runner.architecture.id,
-            tokens_per_second=tokens / statistics.median(runner.times or anchor.times),
-            base_tokens_per_second=tokens / statistics.median(anchor.times),
-            ratio=ratio.median(),
-            ratio_low=ratio.interval()[0],
-            ratio_high=ratio.interval()[1],
-            probability=ratio.probability(),
-            verdict=ratio.verdict(),
-            peak_memory_bytes=runner.peak_memory or anchor.peak_memory,
-            device=describe_device(device),
-            rounds=rounds,
-            seconds=time.monotonic() - started,
+    watch = Watch(device)
+    base = with_vocabulary(base)
+    everyone = {base.id: base}
+    for architecture in architectures:
+        own = with_vocabulary(architecture, base)
+        everyone.setdefault(own.id, own)
+    contestants = [Contestant(x, conditions, device, watch) for x in everyone.values()]
+    with Stage(contestants) as stage:
+        contest = Contest(stage.passes(), conditions, target)
+        contest.run(started + conditions.time_limit, time.monotonic, watch)
+    common = {
+        "device": describe_device(device),
+        "seconds": time.monotonic() - started,
+        "holding": stage.holding(),
+        "device_state": summarise(contest.log.states),
+    }
+    found = dict(zip(everyone, zip(contest.lanes, contestants, strict=True), strict=True))
+    return [contest.measurement(*found[with_vocabulary(x, base).id], **common) for x in architectures]
+
+
+class Lane:
+    """What the rounds say about one contestant: its own speed, and its ratio to the anchor."""
+
+    def __init__(self, number: int, confidence: float, target: Target | None) -> None:
+        self.number, self.confidence, self.target = number, confidence, target
+        absolute = target is not None and target.absolute
+        self.speed = LogRatio(confidence, target.at_least if target and absolute else None)
+        self.ratio = LogRatio(confidence, target.at_least if target and not absolute else None)
+
+    @property
+    def is_anchor(self) -> bool:
+        return self.number == 0
+
+    def add(self, seconds: Sequence[float], tokens: int) -> None:
+        """Take the seconds per step of everyone in one round."""
+        self.speed.add(tokens / seconds[self.number])
+        self.ratio.add(seconds[0] / seconds[self.number])
+
+    def probability(self) -> float | None:
+        """Return the probability that the target is reached; that the anchor reaches a share of itself is certain."""
+        if self.target is None or self.target.absolute:
+            return self.speed.probability()
+        return float(self.target.at_least <= 1) if self.is_anchor else self.ratio.probability()
+
+    def verdict(self) -> Verdict | None:
+        """Return what the target says."""
+        if self.target is None or self.target.absolute:
+            return self.speed.verdict()
+        if self.is_anchor:
+            return "feasible" if self.target.at_least <= 1 else "infeasible"
+        return self.ratio.verdict()
+
+    def is_known(self) -> bool:
+        """Return whether more rounds are not needed."""
+        if self.target is not None:
+            return self.verdict() != "undecided"
+        return self.speed.is_known() if self.is_anchor else self.ratio.is_known()
+
+    def ratio_interval(self) -> tuple[float, float]:
+        return (1.0, 1.0) if self.is_anchor else self.ratio.interval()
+
+
+class Contest:
+    """Rounds of passes, the first being the anchor's, and what they say about each."""
+
+    def __init__(self, passes: Sequence[Pass], conditions: Conditions, target: Target | None = None) -> None:
+        self.conditions = conditions
+        self.lanes = [Lane(number, conditions.confidence, target) for number in range(len(passes))]
+        self.log = Log()
+        self._passes = passes
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds count."""
+        return self.lanes[0].speed.rounds
+
+    def run(self, until: float, clock: Callable[[], float], watch: Watch | None = None) -> None:
+        """Add rounds until all is known, or the clock says that it is time."""
+        asked = self.lanes[1:] or self.lanes
+        for found in interleave(self._passes, self.log, watch):
+            for lane in self.lanes:
+                lane.add(found.seconds, self.conditions.tokens_per_step)
+            enough = all(lane.is_known() for lane in asked)
+            if self.rounds >= LEAST_ROUNDS and (enough or clock() >= until):
+                return
+
+    def measurement(self, lane: Lane, contestant: Contestant, **common: Any) -> Measurement:
+        """Return what is known of one contestant."""
+        tokens = self.conditions.tokens_per_step
+        speed, (low, high) = lane.speed.median(), lane.speed.interval()
+        ratio_low, ratio_high = lane.ratio_interval()
+        return Measurement(
+            architecture_id=contestant.architecture.id,
+            tokens_per_second=speed,
+            base_tokens_per_second=self.lanes[0].speed.median(),
+            ratio=1.0 if lane.is_anchor else lane.ratio.median(),
+            ratio_low=ratio_low,
+            ratio_high=ratio_high,
+            probability=lane.probability(),
+            verdict=lane.verdict(),
+            peak_memory_bytes=contestant.peak_memory,
+            rounds=self.rounds,
+            mode=self.conditions.mode,
+            tokens_per_second_low=low,
+            tokens_per_second_high=high,
+            milliseconds=1000 * tokens / speed,
+            mfu=model_flops_utilisation(contestant.architecture, self.conditions, speed, contestant.device),
+            repeated=tuple(self.log.repeated),
+            disturbed=len(self.log.kept_disturbed),
+            **common,
         )
-        for runner, ratio in zip(runners, ratios, strict=True)
-    ]
 
 
-def describe_device(device: torch.device) -> str:
-    """Return the device in words, so that no figure stands without the machine it came from."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
+def model_flops_utilisation(
+    architecture: Architecture, conditions: Conditions, tokens_per_second: float, device: torch.device
+) -> float | None:
+    """Return the share of the card's limit for dense bf16 products that the model's own products take.
 
-
-class _Runner:
-    """One architecture with its optimizer and a random batch on the device."""
-
-    def __init__(self, architecture: Architecture, conditions: Conditions, device: torch.device) -> None:
-        self.architecture, self.device = architecture, device
-        self.dtype = PRECISIONS[conditions.precision]
-        self.times: list[float] = []
-        self.steps = 1
-        self.peak_memory: int | None = None
-        self._shape = (conditions.batch_size, conditions.length)
-
-    def warm_up(self) -> None:
-        """Build the model, run until compilation and caches are out of the way, and settle the steps of a round."""
-        with self.device:
-            self.model = HybridLM(self.architecture)
-        self.optimizer = build_optimizer(self.model, OptimizerOptions())
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-            before = torch.cuda.memory_allocated(self.device)
-        self._run(WARM_UP_STEPS)
-        if self.device.type == "cuda":
-            own = sum(x.numel() * x.element_size() for x in self.model.parameters())
-            self.peak_memory = torch.cuda.max_memory_allocated(self.device) - before + own
-        self.steps = max(1, round(ROUND_SECONDS / self._run(1)))
-
-    def time_round(self) -> None:
-        """Time one round and keep its seconds per step."""
-        self.times.append(self._run(self.steps) / self.steps)
-
-    def _run(self, steps: int) -> float:
-        batch = self._batch()
-        self._synchronize()
-        started = time.perf_counter()
-        for _ in range(steps):
-            with self._autocast():
-                train_step(self.model, self.optimizer, batch, grad_clip=1.0)
-        self._synchronize()
-        return time.perf_counter() - started
-
-    def _batch(self) -> dict[str, Tensor]:
-        assert self.architecture.vocab_size is not None
-        rows, length = self._shape
-        tokens = torch.randint(self.architecture.vocab_size, (rows, length + 1), device=self.device)
-        return {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
-
-    def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        if self.dtype is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    Nothing is recomputed in them, and training counts 3 forward passes. None on a CPU, in fp32, and in decoding, which
+    no card does at its limit of arithmetic.
+    """
+    if device.type != "cuda" or conditions.precision == "fp32" or conditions.mode == "decode":
+        return None
+    limit = limits_of_this_gpu().flops
+    passes = 3 if conditions.mode == "train" else 1
+    flops = passes * architecture.flops_per_token(conditions.length)
+    return flops * tokens_per_second / limit if limit else None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import pickle
 import sys
 import warnings
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from archsearch.config import ConfigError
 from archsearch.data.base import TokenData
 from archsearch.registry import import_plugin
 from archsearch.training.callbacks import PredictionWriter, ProgressBar, SaveLast, StopOnInterrupt, TokensPerSecond
+from archsearch.training.checkpoint import load_checkpoint
 from archsearch.training.cli_errors import TRUSTED, UsageError, explain, innermost
 from archsearch.training.module import LanguageModel
 from archsearch.training.run import be_quiet
@@ -193,9 +192,10 @@ class Command(LightningCLI):
         self._print_metrics("test")
 
     def _print_metrics(self, stage: str) -> None:
-        for name, value in self.trainer.callback_metrics.items():
-            if name.startswith(f"{stage}/"):
-                print(f"{name:<24}{value:.4f}")
+        metrics = {name: x for name, x in self.trainer.callback_metrics.items() if name.startswith(f"{stage}/")}
+        width = max([24, *(len(name) + 2 for name in metrics)])
+        for name, value in metrics.items():
+            print(f"{name:<{width}}{value:.4f}")
 
     def _own_config(self) -> Namespace:
         config: Namespace = self.config[self.config["subcommand"]]
@@ -212,20 +212,6 @@ class SaveConfig(SaveConfigCallback):
         name = str(trainer.state.fn.value) if trainer.state.fn else stage
         self.config_filename = "config.yaml" if name == "fit" else f"{name}.yaml"
         super().setup(trainer, pl_module, stage)
-
-
-def load_checkpoint(path: str) -> dict[str, Any]:
-    """Return a checkpoint's content, plain data only. Raises ConfigError."""
-    if not Path(path).is_file():
-        raise ConfigError(f"ckpt_path: no such file: {path}")
-    try:
-        checkpoint = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ConfigError(f"ckpt_path: {path} is no checkpoint of plain tensors and values: {reason}") from None
-    if not isinstance(checkpoint, dict) or "architecture" not in checkpoint.get("hyper_parameters", {}):
-        raise ConfigError(f"ckpt_path: {path} is no checkpoint of this program")
-    return checkpoint
 
 
 def check_same_model(path: str, checkpoint: Mapping[str, Any], model: LanguageModel) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import lightning.pytorch as lightning
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from archsearch.architecture import Architecture, small
 from archsearch.config import ConfigError, Where, fill
+from archsearch.data.base import TokenData
+from archsearch.data.evaluation import Evaluation
 from archsearch.model.language_model import HybridLM
 from archsearch.training.metrics import LanguageMetrics
 from archsearch.training.step import (
@@ -23,7 +25,7 @@ from archsearch.training.step import (
     build_optimizer,
     forward,
     lr_factor,
-    next_token_loss,
+    training_losses,
 )
 
 OPTIMIZER = OptimizerOptions()
@@ -43,6 +45,7 @@ class LanguageModel(lightning.LightningModule):
         vocab_size: int | None = None,
         optimizer: OptimizerOptions = OPTIMIZER,
         schedule: ScheduleOptions = SCHEDULE,
+        vocabulary: Literal["architecture", "data"] = "architecture",
     ) -> None:
         """Build the model with fresh weights.
 
@@ -50,12 +53,14 @@ class LanguageModel(lightning.LightningModule):
             architecture: An architecture as a mapping, or the path of its YAML file. Default: the built-in small one
                 (hidden size 128), which needs a pattern.
             pattern: One letter per layer, such as RRRRRRMA or R6MA; replaces the architecture's.
-            vocab_size: The data's vocabulary; an architecture that says another is refused.
+            vocab_size: The data's vocabulary.
             optimizer: AdamW.
             schedule: Of the learning rate.
+            vocabulary: Whose counts where the architecture says another than the data: `architecture` refuses the
+                data, `data` resizes the embedding and the head.
         """
         super().__init__()
-        self.architecture = describe(architecture, pattern, vocab_size)
+        self.architecture = describe(architecture, pattern, vocab_size, resize=vocabulary == "data")
         self.optimizer_options = _options(OptimizerOptions, optimizer, "model.optimizer")
         self.schedule_options = _options(ScheduleOptions, schedule, "model.schedule")
         self.model = HybridLM(self.architecture)
@@ -88,11 +93,14 @@ class LanguageModel(lightning.LightningModule):
         optimizer.param_groups[0]["weight_decay"] = options.weight_decay
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = next_token_loss(forward(self.model, batch), batch["targets"])
+        loss, auxiliary = training_losses(self.model, batch)
         self.tokens_seen += batch["tokens"].numel() * self.trainer.world_size
         self.log("train/loss", loss, prog_bar=True)
         self.log("train/tokens", float(self.tokens_seen))
-        return loss
+        if auxiliary is None:
+            return loss
+        self.log("train/aux_loss", auxiliary)
+        return loss + auxiliary
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         if 0 < self.schedule_options.total_tokens <= self.tokens_seen:
@@ -183,33 +191,39 @@ class LanguageModel(lightning.LightningModule):
         tokens_per_batch: int = getattr(getattr(self.trainer, "datamodule", None), "tokens_per_batch", 0)
         return tokens_per_batch * self.trainer.accumulate_grad_batches * self.trainer.world_size
 
-    def _lengths(self) -> list[str]:
-        """Return the name of each evaluation loader: its length, or its number where the data does not say."""
-        lengths = getattr(getattr(self.trainer, "datamodule", None), "eval_lengths", None)
-        return list(map(str, lengths)) if lengths else list(map(str, range(len(self._metrics))))
+    def _evaluations(self) -> list[Evaluation]:
+        """Return what each evaluation loader is of; a loader that no data module made is named by its number."""
+        data = getattr(self.trainer, "datamodule", None)
+        if isinstance(data, TokenData):
+            return data.evaluations()
+        loaders = self.trainer.num_test_batches if self.trainer.testing else self.trainer.num_val_batches
+        return [Evaluation(length=i, standard=i == 0) for i in range(len(loaders))]
 
     def _start_evaluation(self) -> None:
-        loaders = self.trainer.num_test_batches if self.trainer.testing else self.trainer.num_val_batches
-        self._metrics = nn.ModuleList(LanguageMetrics() for _ in loaders).to(self.device)
+        metrics = (LanguageMetrics(evaluation.metrics, evaluation.groups) for evaluation in self._evaluations())
+        self._metrics = nn.ModuleList(metrics).to(self.device)
 
     def _evaluate(self, batch: Batch, dataloader_idx: int) -> None:
-        logits, targets = forward(self.model, batch), batch["targets"]
-        self._metrics[dataloader_idx].update(next_token_loss(logits, targets), logits, targets)  # type: ignore[operator]
+        logits = forward(self.model, batch)
+        self._metrics[dataloader_idx].update(logits, batch["targets"], batch.get("groups"))  # type: ignore[operator]
 
     def _log_evaluation(self, stage: str) -> None:
-        scores_last = getattr(getattr(self.trainer, "datamodule", None), "scores_last_position", False)
-        for i, (length, metrics) in enumerate(zip(self._lengths(), self._metrics, strict=True)):
-            for name, value in metrics.compute().items():  # type: ignore[operator]
-                if name == "last_accuracy" and not scores_last:
-                    continue
-                self.log(f"{stage}/{name}/{length}", value)
-                if i == 0:
-                    self.log(f"{stage}/{name}", value, prog_bar=name in SHOWN)
+        for evaluation, metrics in zip(self._evaluations(), self._metrics, strict=True):
+            for group, values in metrics.compute().items():  # type: ignore[operator]
+                for name, value in values.items():
+                    self.log(_path(stage, name, evaluation.name, group), value)
+                    if evaluation.standard and not group:
+                        self.log(_path(stage, name, evaluation.part), value, prog_bar=name in SHOWN)
         self._metrics = nn.ModuleList()  # their states do not belong into a checkpoint
 
 
-def describe(architecture: Mapping[str, Any] | str | None, pattern: str | None, vocab_size: int | None) -> Architecture:
-    """Return the architecture to build. Raises ConfigError where pattern or vocabulary do not fit."""
+def describe(
+    architecture: Mapping[str, Any] | str | None, pattern: str | None, vocab_size: int | None, *, resize: bool = False
+) -> Architecture:
+    """Return the architecture to build, `resize`d to another vocabulary if need be.
+
+    Raises ConfigError where pattern or vocabulary do not fit.
+    """
     where = Where("model.architecture")
     if architecture is None:
         if pattern is None:
@@ -222,9 +236,16 @@ def describe(architecture: Mapping[str, Any] | str | None, pattern: str | None, 
     if pattern is not None:
         described = described.with_pattern(pattern)
         described.check(where)
-    if vocab_size is not None and described.vocab_size not in (None, vocab_size):
-        raise (where / "vocab_size").error(f"must be {vocab_size}, the data's vocabulary; got {described.vocab_size}")
+    if vocab_size is not None and described.vocab_size not in (None, vocab_size) and not resize:
+        way_out = "--model.vocabulary=data takes the data's"
+        raise (where / "vocab_size").error(
+            f"must be {vocab_size}, the data's vocabulary; got {described.vocab_size} ({way_out})"
+        )
     return described if vocab_size is None else dataclasses.replace(described, vocab_size=vocab_size)
+
+
+def _path(*names: str) -> str:
+    return "/".join(filter(None, names))
 
 
 def _options(schema: type[Options], values: Any, name: str) -> Options:

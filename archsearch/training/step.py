@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from archsearch.config import ConfigError, Where, parse_quantity, quantity
 from archsearch.model.language_model import HybridLM
+from archsearch.model.mlp.auxiliary import collect_auxiliary_losses
 
 Batch = dict[str, Tensor]
 """`tokens` and `targets` `[B, T]` (-100: not scored), and for packed documents `cu_seqlens` over the B x T tokens."""
@@ -88,14 +89,24 @@ class ScheduleOptions:
 
 
 def train_step(model: HybridLM, optimizer: torch.optim.Optimizer, batch: Batch, grad_clip: float | None) -> Tensor:
-    """Run forward, backward, clipping by the global norm and the optimizer; returns the loss."""
-    loss = next_token_loss(forward(model, batch), batch["targets"])
-    loss.backward()  # type: ignore[no-untyped-call]
+    """Run forward, backward, clipping by the global norm and the optimizer; returns the loss of the targets."""
+    loss, auxiliary = training_losses(model, batch)
+    (loss if auxiliary is None else loss + auxiliary).backward()  # type: ignore[no-untyped-call]
     if grad_clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return loss.detach()
+
+
+def training_losses(model: HybridLM, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    """Return the mean cross-entropy of a batch, and what the MLPs add to it in training: None where they add nothing.
+
+    The latter is over the scored tokens, each layer's loss times its weight, summed over layers.
+    """
+    with collect_auxiliary_losses(batch["targets"] != IGNORED) as auxiliary:
+        logits = forward(model, batch)
+    return next_token_loss(logits, batch["targets"]), auxiliary.total()
 
 
 def forward(model: HybridLM, batch: Batch) -> Tensor:

@@ -10,6 +10,7 @@ from archsearch.kernels.heads import expand_heads
 from archsearch.kernels.m2rnn.gpu.plan import why_refused, why_unavailable
 from archsearch.kernels.m2rnn.reference import m2rnn_by_hand
 from archsearch.kernels.packing import pad, state_shape, unpad
+from archsearch.kernels.steps import check_clip
 
 BACKENDS = Backends("m2rnn", {"triton": why_unavailable})
 
@@ -36,8 +37,7 @@ def m2rnn(
     """
     num_heads = _check(q, k, v, weight, forget)
     shape = state_shape(q, cu_seqlens, (num_heads, k.shape[-1], v.shape[-1]), initial_state)
-    if gradient_clip is not None and not gradient_clip > 0:
-        raise ValueError(f"gradient_clip must be positive; got {gradient_clip}")
+    check_clip(gradient_clip)
     refusal = why_refused(q, v)
     if BACKENDS.choose(backend, q, {"triton": refusal} if refusal else None) != REFERENCE:
         from archsearch.kernels.m2rnn.gpu.custom_op import m2rnn_triton  # Triton has no build for some platforms

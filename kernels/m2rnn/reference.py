@@ -14,6 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from archsearch.kernels.dispatch import full_precision
+from archsearch.kernels.steps import batch_first, clip_carried, clip_gradient, time_first
 
 
 def m2rnn_loop(
@@ -26,7 +27,7 @@ def m2rnn_loop(
         z = torch.tanh(state @ weight + k[:, t, :, :, None] * v[:, t, :, None, :])
         new = f * state + (1 - f) * z
         outputs.append((new * q[:, t, :, :, None]).sum(dim=2))
-        state = _ClipCarried.apply(new, clip)  # type: ignore[no-untyped-call]
+        state = clip_carried(new, clip)
     return torch.stack(outputs, dim=1), state
 
 
@@ -38,19 +39,6 @@ def m2rnn_by_hand(
     return y, final
 
 
-class _ClipCarried(Function):
-    """Pass a state on; clip the gradient that comes back over this edge, elementwise, to [-c, c]."""
-
-    @staticmethod
-    def forward(ctx: Any, state: Tensor, clip: float | None) -> Tensor:
-        ctx.clip = clip
-        return state.view_as(state)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _clip(grads[0], ctx.clip), None
-
-
 class _M2RNN(Function):
     """Inside, time comes first and heads before the batch, so that `H W` is one product per head: `[T, N, B, ...]`."""
 
@@ -58,7 +46,7 @@ class _M2RNN(Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, forget: Tensor, state: Tensor, clip: float | None
     ) -> tuple[Tensor, Tensor]:
-        q, k, v, f = (_time_first(x) for x in (q, k, v, forget[..., None, None]))
+        q, k, v, f = (time_first(x) for x in (q, k, v, forget[..., None, None]))
         candidates = k.unsqueeze(-1) * v.unsqueeze(-2)
         states = torch.empty_like(candidates[:1]).repeat(q.shape[0] + 1, 1, 1, 1, 1)
         states[0] = state.transpose(0, 1)
@@ -68,20 +56,20 @@ class _M2RNN(Function):
         y = torch.matmul(q.unsqueeze(-2), states[1:]).squeeze(-2)
         ctx.save_for_backward(q, k, v, weight, f, states, candidates)
         ctx.clip = clip
-        return _batch_first(y), states[-1].transpose(0, 1).clone()
+        return batch_first(y), states[-1].transpose(0, 1).clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weight, f, states, candidates = ctx.saved_tensors
         with full_precision(states):
-            u = _time_first(grads[0])
+            u = time_first(grads[0])
             total = q.unsqueeze(-1) * u.unsqueeze(-2)  # R; starts as its direct part
             before_tanh = (1 - f) * (1 - candidates * candidates)  # D; starts as its slope
             carried = grads[1].transpose(0, 1).contiguous()
             d_weight = torch.zeros_like(weight)
             for t in range(q.shape[0] - 1, -1, -1):
-                total[t] += _clip(carried, ctx.clip)
+                total[t] += clip_gradient(carried, ctx.clip)
                 before_tanh[t] *= total[t]
                 carried = f[t] * total[t]
                 _rows(carried).baddbmm_(_rows(before_tanh[t]), weight.mT)
@@ -90,23 +78,10 @@ class _M2RNN(Function):
             d_k = torch.matmul(before_tanh, v.unsqueeze(-1)).squeeze(-1)
             d_v = torch.matmul(k.unsqueeze(-2), before_tanh).squeeze(-2)
             d_forget = (total * (states[:-1] - candidates)).sum((-1, -2))
-            d_q, d_k, d_v, d_forget = (_batch_first(grad) for grad in (d_q, d_k, d_v, d_forget))
+            d_q, d_k, d_v, d_forget = (batch_first(grad) for grad in (d_q, d_k, d_v, d_forget))
             return d_q, d_k, d_v, d_weight, d_forget, carried.transpose(0, 1), None
-
-
-def _time_first(x: Tensor) -> Tensor:
-    """Turn `[B, T, N, ...]` into `[T, N, B, ...]`."""
-    return x.movedim(0, 2).contiguous()
-
-
-def _batch_first(x: Tensor) -> Tensor:
-    return x.movedim(2, 0).contiguous()
 
 
 def _rows(x: Tensor) -> Tensor:
     """View `[N, B, K, V]` as one matrix per head, `[N, B K, V]`."""
     return x.view(x.shape[0], -1, x.shape[-1])
-
-
-def _clip(grad: Tensor, clip: float | None) -> Tensor:
-    return grad if clip is None else grad.clamp(-clip, clip)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from archsearch.kernels.dispatch import Backends, full_precision
+from archsearch.kernels.dispatch import REFERENCE, Backends, full_precision
+from archsearch.kernels.fla import why_unavailable
 from archsearch.kernels.heads import expand_heads
 from archsearch.kernels.packing import pad, state_shape, unpad
 from archsearch.kernels.ssd.chunk import ssd_chunked
 from archsearch.kernels.ssd.reference import ssd_loop
 
-BACKENDS = Backends("ssd")
+BACKENDS = Backends("ssd", {"fla": why_unavailable})
 
 LOOP_UP_TO = 8  # steps; below, a loop is cheaper than a chunk
 
@@ -36,7 +37,11 @@ def ssd(
     _check(x, log_decay, b, c)
     num_heads = x.shape[2]
     shape = state_shape(x, cu_seqlens, (num_heads, b.shape[-1], x.shape[-1]), initial_state)
-    BACKENDS.choose(backend, x)
+    refusal = _why_refused(x, b, cu_seqlens is not None)
+    if BACKENDS.choose(backend, x, {"fla": refusal} if refusal else None) != REFERENCE:
+        from archsearch.kernels.ssd.gpu.custom_op import ssd_fla  # fla imports Triton
+
+        return ssd_fla(x, log_decay, b, c, initial_state, cu_seqlens)
 
     dtype = torch.promote_types(x.dtype, torch.float32)
     state = x.new_zeros(shape, dtype=dtype) if initial_state is None else initial_state.to(dtype)
@@ -50,6 +55,18 @@ def ssd(
         y, final = run(x, log_decay, b, c, state)
     y = y.to(given)
     return (y if cu_seqlens is None else unpad(y, cu_seqlens)), final
+
+
+def _why_refused(x: Tensor, b: Tensor, packed: bool) -> str | None:
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        return f"its kernels take bfloat16 or float16; got {str(x.dtype).removeprefix('torch.')}"
+    if x.shape[1] <= LOOP_UP_TO or 0 in (*x.shape, *b.shape):
+        return f"its kernels take more than {LOOP_UP_TO} steps; got {x.shape[1]}"
+    if not x.is_cuda or why_unavailable():
+        return None  # said elsewhere
+    from archsearch.kernels.ssd.gpu.verify import why_wrong
+
+    return why_wrong(x.shape[2], b.shape[2], x.shape[3], b.shape[3], x.dtype, packed)
 
 
 def _check(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> None:

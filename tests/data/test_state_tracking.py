@@ -6,8 +6,8 @@ import torch
 
 from archsearch.config import ConfigError
 from archsearch.data import StateTracking
+from archsearch.data.curriculum import grown_size
 from archsearch.data.groups import multiplication_table
-from archsearch.data.state_tracking import training_length
 
 
 @pytest.mark.parametrize(("group", "order"), [("S3", 6), ("A5", 60), ("S5", 120), ("Z2", 2), ("Z60", 60)])
@@ -67,7 +67,7 @@ def test_evaluation_sequences_depend_on_neither_seed_nor_batch_size():
 
 
 def test_the_curriculum_stays_at_its_first_length_and_grows_by_equal_factors():
-    lengths = [training_length(i, length=32, start=4, hold=10, steps=40) for i in range(50)]
+    lengths = [grown_size(i, size=32, start=4, hold=10, steps=40) for i in range(50)]
     assert lengths[:11] == [4] * 11
     assert [lengths[i] for i in (20, 30, 40)] == [8, 16, 32]
     assert lengths[40:] == [32] * 10

@@ -122,6 +122,24 @@ def test_evaluation_takes_each_length_up_to_the_tokens_allowed(folder):
     assert shapes == [[(1, 8), (1, 8)], [(2, 4), (2, 4)]]
 
 
+def test_groups_say_how_much_context_a_position_has(folder):
+    for i in range(40):
+        (folder / f"{i}.md").write_text("a" * (20 * i + 1))
+    data = text(folder, glob="*.md", length=100, eval_lengths=[16], eval_tokens=600)
+    assert [e.groups for e in data.evaluations()] == [("context_0", "context_64"), ()]
+    seen = set()
+    for batch in data.val_dataloader()[0]:
+        for row, groups in zip(batch["tokens"].tolist(), batch["groups"].tolist(), strict=True):
+            start = 0
+            for place, (token, group) in enumerate(zip(row, groups, strict=True)):
+                start = place if token == START else start
+                assert group == (place - start >= 64)
+                seen.add(group)
+    assert seen == {0, 1}
+    assert "groups" not in data.val_dataloader()[1].batch_at(0)
+    assert "groups" not in data.train_batches()(0)
+
+
 def test_the_standard_library_is_the_default_text(tmp_path):
     data = Text(cache_dir=str(tmp_path), length=64, batch_size=2)
     assert data.vocab_size == 257

@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
 
-MIXERS = ["attention", "gated_deltanet", "m2rnn", "mamba2"]
+MIXERS = ["attention", "gated_deltanet", "gated_deltaproduct", "gru", "m2rnn", "mamba2", "rnn"]
 
 
 def build(name):
@@ -44,7 +44,7 @@ def test_the_reference_gives_the_same_on_gpu_and_cpu(name):
     assert max(error(a, b) for a, b in zip(on_gpu, on_cpu, strict=True)) < 1e-9
 
 
-@pytest.mark.parametrize("name", ["m2rnn"])
+@pytest.mark.parametrize("name", ["m2rnn", "gated_deltanet", "gated_deltaproduct"])
 def test_the_fast_path_runs_in_bf16_and_equals_the_reference(name):
     fast = next(iter(registry.get(name).module.backends.fast))
     if reason := registry.get(name).missing_backends()[fast]:
@@ -53,7 +53,8 @@ def test_the_fast_path_runs_in_bf16_and_equals_the_reference(name):
     mixer = build(name).cuda().bfloat16()
     calls.clear()
     mixed = run(mixer, x)
-    assert {backend for (_, backend), count in calls.items() if count} == {fast}
+    assert calls[registry.get(name).op, fast] == 1
+    assert {backend for (_, backend), count in calls.items() if count} == {fast, "triton"}
     mixer.backend = REFERENCE
     exact = run(mixer.double(), x.double())
     assert error(mixed[0], exact[0]) < 2e-2

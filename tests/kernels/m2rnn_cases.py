@@ -151,6 +151,7 @@ INTERPRETER = [
     Case(batch=1, steps=17, heads=(1, 2, 1, 2, 1), key=20, value=5, clip=0.05, initial=True, final=True),
     Case(batch=1, steps=21, heads=(2, 1, 2, 1, 2), key=16, value=17, documents=(3, 1, 0, 17), clip=0.1,
          initial=True, final=True),
+    Case(batch=1, steps=18, heads=(1, 1, 2, 1, 2), key=17, value=65, clip=0.1, initial=True, final=True),
 ]  # fmt: skip
 
 

@@ -1,15 +1,20 @@
-"""The M²RNN kernels compile for an H100 or H200 without one: they fit its shared memory and spill no registers."""
+"""The M²RNN kernels compile for an H100 or H200 without one: they fit its shared memory and spill no registers.
+
+The tests take one shape for each configuration that `plan.py` can pick. `python -m tests.kernels.test_m2rnn_compile`
+prints a line per kernel, for these and for more shapes: packed documents, heads that share, padded head dims.
+"""
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -24,84 +29,156 @@ pytestmark = [
 ]
 
 SHARED_MEMORY = 232448  # bytes that one program may have on sm_90
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-BF16, FP32 = torch.bfloat16, torch.float32
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
-def shape(heads: int = 84, key: int = 64, value: int = 16) -> Shape:
+class Hopper:
+    """A Triton driver that compiles for sm_90 and cannot launch; its device has kernel caches of its own."""
+
+    def get_current_device(self) -> str:
+        return "sm_90, not there"
+
+    def get_current_stream(self, _: str) -> int:
+        return 0
+
+    def get_current_target(self) -> object:
+        return triton.backends.compiler.GPUTarget("cuda", 90, 32)
+
+
+class Case(NamedTuple):
+    name: str
+    plan: Plan
+    shape: Shape
+    dtype: torch.dtype
+    packed: bool = False
+
+
+class Usage(NamedTuple):
+    registers: int
+    stack: int
+    shared: int
+
+
+def shape(heads: int = 84, key: int = 64, value: int = 16, shared_by: int | None = None) -> Shape:
+    """Return a shape with one head of q and k, or with other counts for all inputs where `shared_by` is given."""
+    own = heads // (shared_by or 1)
     return Shape(
-        heads=heads, query_heads=1, key_heads=1, value_heads=heads, forget_heads=heads, weight_heads=heads,
-        key_head_dim=key, value_head_dim=value,
+        heads=heads, query_heads=own if shared_by else 1, key_heads=1, value_heads=heads, forget_heads=own,
+        weight_heads=own, key_head_dim=key, value_head_dim=value,
     )  # fmt: skip
 
 
-PUBLISHED, SQUARE, HALF = shape(), shape(heads=21, value=64), shape(heads=21, value=32)
+PUBLISHED = shape()
+GLUON = [
+    Case("tile-V16", plans._tile_plan(PUBLISHED, 8, 132), PUBLISHED, BF16),
+    *(
+        Case(f"wide-V{value}", plans._wide_plan(of), of, BF16)
+        for value in (32, 48, 64)
+        for of in (shape(heads=21, value=value),)
+    ),
+]
+RECURRENT = [
+    Case(f"recurrent-{name}-V{value}", plans._recurrent_plan(of, dtype, 4096), of, dtype)
+    for name, dtype in (("bf16", BF16), ("fp16", FP16), ("fp32", FP32))
+    for value in (16, 32, 64, 128)
+    for of in (shape(heads=4, value=value),)
+]
+LONG = [  # chunks of 128 steps: the most registers
+    Case(f"recurrent-fp32-V{value}-long", plans._recurrent_plan(of, FP32, 100_000), of, FP32)
+    for value in (64, 128)
+    for of in (shape(heads=4, key=16, value=value),)
+]
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize(
-    ("plan", "of", "dtype"),
-    [
-        pytest.param(plans._tile_plan(PUBLISHED, 8, 132), PUBLISHED, BF16, id="tile-V16"),
-        pytest.param(plans._wide_plan(HALF), HALF, BF16, id="wide-V32"),
-        pytest.param(plans._recurrent_plan(PUBLISHED, BF16, 4096), PUBLISHED, BF16, id="recurrent-bf16-V16"),
-        pytest.param(plans._recurrent_plan(PUBLISHED, FP32, 4096), PUBLISHED, FP32, id="recurrent-fp32-V16"),
-    ],
-)
-def test_a_kernel_fits(plan: Plan, of: Shape, dtype: torch.dtype, direction: str) -> None:
-    assert compile_kernel(plan, of, dtype, direction) == 0
+@pytest.fixture(autouse=True)
+def a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
 
 
-def test_the_wide_forward_kernel_of_a_square_state_fits() -> None:
-    assert compile_kernel(plans._wide_plan(SQUARE), SQUARE, BF16, "forward") == 0  # the backward is known to spill
+@pytest.mark.parametrize("kernel", ["forward", "backward"])
+@pytest.mark.parametrize("case", [*GLUON, *RECURRENT, *LONG], ids=lambda case: case.name)
+def test_a_kernel_fits_and_does_not_spill(case: Case, kernel: str) -> None:
+    usage = compile_kernel(case, kernel)
+    assert usage.stack == 0
+    assert usage.shared <= SHARED_MEMORY
 
 
-def compile_kernel(plan: Plan, of: Shape, dtype: torch.dtype, direction: str) -> int:
-    """Compile with every feature on; return the bytes of spilled registers. Fails where shared memory overflows."""
-    kernel = getattr(module_of(plan, direction), f"{direction}_kernel")
-    constants = {
-        "N": of.heads, "NQ": of.query_heads, "NK": of.key_heads, "NV": of.value_heads, "NF": of.forget_heads,
-        "NW": of.weight_heads, "K": of.key_head_dim, "V": of.value_head_dim, "BK": plan.block_rows,
-        "BV": plan.block_columns, "C": plan.chunk, "HAS_STATE": True, "SAVE": True, "VARLEN": False, "CLIP": True,
-        "FAST": dtype != torch.float32, "PRECISION": plan.precision, "RELOAD": plan.reload_weight,
-        "SUM_ROWS": plan.sum_rows, "SUM_STAGES": plan.sum_stages,
-    }  # fmt: skip
-    low = ("q", "k", "v", "w", "y_parts", "checkpoints", "dy", "dq_heads", "dk_heads", "dv_parts", "h_scratch")
-    types = dict.fromkeys(low, "*" + NAMES[dtype])
-    types |= dict.fromkeys(("f", "state_in", "state_out", "carry", "df_parts", "dw_parts"), "*fp32")
-    types |= dict.fromkeys(("T", "t_begin", "t_len", "rows_total"), "i32")
-    types |= {"cu_seqlens": "*i32", "clip": "fp32", "bound": "fp32"}
-    types["d_scratch"] = "*fp32" if dtype == torch.float32 else "*bf16"
-    names = kernel.arg_names
-    signature = {name: types.get(name, "constexpr") for name in names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
-    source = source_class(plan)(kernel, signature, {n: c for n, c in constants.items() if n in names}, aligned)
-    options: dict[str, Any] = {"num_warps": getattr(plan, f"{direction}_warps")}
-    if registers := getattr(plan, f"{direction}_registers"):
-        options["maxnreg"] = registers
-    compiled = triton.compile(source, target=triton.backends.compiler.GPUTarget("cuda", 90, 32), options=options)
-    assert compiled.metadata.shared <= SHARED_MEMORY
-    return stack_bytes(compiled.asm["cubin"])
+@pytest.mark.parametrize("kernel", ["sum_output", "sum_gradients"])
+@pytest.mark.parametrize("case", [GLUON[0], RECURRENT[-1]], ids=lambda case: case.name)
+def test_a_summing_kernel_fits_and_does_not_spill(case: Case, kernel: str) -> None:
+    usage = compile_kernel(case, kernel)
+    assert usage.stack == 0
+    assert usage.shared <= SHARED_MEMORY
 
 
-def module_of(plan: Plan, direction: str) -> ModuleType:
-    return importlib.import_module(f"archsearch.kernels.m2rnn.gpu.{plan.kernels}_{direction}")
+def compile_kernel(case: Case, kernel: str) -> Usage:
+    """Compile what a call with an initial state, a gradient and clipping launches."""
+    from archsearch.kernels.m2rnn.gpu import launch as launches
+
+    plan, of, dtype, full = case.plan, case.shape, case.dtype, FP32
+    documents = torch.int32 if case.packed else full
+    where = plan, of, launches.Layout(2, 4096, 8192, case.packed), 0, 4096
+    inputs = dtype, dtype, dtype, dtype, full
+    if kernel == "forward":
+        tensors = *inputs, full, documents, dtype, full, dtype
+        launch = launches._forward_launch(*where, tensors, dtype, has_state=True, save=True)
+    elif kernel == "backward":
+        outputs = dtype, dtype, dtype, full, full, *launches._scratch_dtypes(plan, dtype)
+        launch = launches._backward_launch(*where, (*inputs, dtype, documents, dtype, full, *outputs), dtype, 1.0)
+    elif kernel == "sum_output":
+        launch = launches._sum_output_launch(*where, (dtype, dtype))
+    else:
+        launch = launches._sum_gradients_launch(*where, (dtype, dtype, dtype, full, dtype, dtype, dtype, full))
+    compiled = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
+    return usage_of(compiled)
 
 
-def source_class(plan: Plan) -> Any:
-    if plan.kernels == "triton_recurrent":
-        return triton.compiler.ASTSource
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    return GluonASTSource
-
-
-def stack_bytes(cubin: bytes) -> int:
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+def usage_of(compiled: object) -> Usage:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+        file.write(compiled.asm["cubin"])  # type: ignore[attr-defined]
         file.flush()
-        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"STACK:(\d+)", usage)
-    assert found, usage
-    return int(found[1])
+        text = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, stack = (re.search(rf"{name}:(\d+)", text) for name in ("REG", "STACK"))
+    assert registers, text
+    assert stack, text
+    return Usage(int(registers[1]), int(stack[1]), compiled.metadata.shared)  # type: ignore[attr-defined]
+
+
+def more_cases() -> Iterator[Case]:
+    """Yield shapes that exercise other branches of the same configurations."""
+    yield Case("tile-V16-few", plans._tile_plan(PUBLISHED, 1, 132), PUBLISHED, BF16)
+    yield Case("tile-V16-packed", plans._tile_plan(PUBLISHED, 9, 132), PUBLISHED, BF16, packed=True)
+    for key, value in ((20, 5), (128, 8), (4, 16)):
+        of = shape(heads=6, key=key, value=value, shared_by=3)
+        yield Case(f"tile-K{key}-V{value}", plans._tile_plan(of, 2, 132), of, BF16)
+    for key, value in ((100, 17), (100, 40), (128, 64), (16, 32), (20, 63)):
+        of = shape(heads=6, key=key, value=value, shared_by=3)
+        for packed in (False, True):
+            yield Case(f"wide-K{key}-V{value}{'-packed' * packed}", plans._wide_plan(of), of, BF16, packed)
+    for name, dtype in (("bf16", BF16), ("fp16", FP16), ("fp32", FP32)):
+        for key, value, steps in ((128, 128, 1000), (100, 100, 30), (20, 5, 3), (16, 64, 100_000), (128, 33, 300)):
+            of = shape(heads=6, key=key, value=value, shared_by=3)
+            plan = plans._recurrent_plan(of, dtype, steps)
+            yield Case(f"recurrent-{name}-K{key}-V{value}-T{steps}", plan, of, dtype, packed=key == 100)
+
+
+def main(names: list[str]) -> int:
+    """Print registers, spills, shared memory and seconds of every kernel whose name has one of `names`."""
+    triton.runtime.driver.set_active(Hopper())
+    bad = 0
+    for case in (*GLUON, *RECURRENT, *LONG, *more_cases()):
+        for kernel in ("forward", "backward", "sum_output", "sum_gradients"):
+            label = f"{case.name} {kernel}"
+            if names and not any(name in label for name in names):
+                continue
+            start = time.perf_counter()
+            usage = compile_kernel(case, kernel)
+            wrong = usage.stack > 0 or usage.shared > SHARED_MEMORY
+            bad += wrong
+            print(f"{'BAD' if wrong else 'ok '} {label}: {usage}, {time.perf_counter() - start:.1f} s", flush=True)
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -22,8 +22,25 @@ EXACT = {"rtol": 1e-9, "atol": 1e-10}  # float64: only the order of sums differs
 OPTIONS: dict[str, dict[str, Any]] = {  # small, and no number equal to another where a mix-up could hide
     "attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 6, "rope": True},
     "gated_deltanet": {"num_heads": 2, "num_value_heads": 4, "key_head_dim": 5, "value_head_dim": 3},
+    "gated_deltaproduct": {
+        "num_heads": 2,
+        "num_value_heads": 4,
+        "key_head_dim": 5,
+        "value_head_dim": 3,
+        "num_householder": 3,
+    },
+    "gru": {
+        "num_heads": 4,
+        "head_dim": 3,
+        "num_forget_input_heads": 2,
+        "num_reset_input_heads": 1,
+        "num_forget_weight_heads": 1,
+        "num_reset_weight_heads": 2,
+        "gradient_clip": None,
+    },
     "mamba2": {"num_heads": 4, "head_dim": 3, "state_dim": 5, "num_groups": 2},
     "m2rnn": {"num_heads": 4, "key_head_dim": 5, "value_head_dim": 3, "gradient_clip": None},
+    "rnn": {"num_heads": 4, "head_dim": 3, "num_input_heads": 2, "gradient_clip": None},
 }
 
 
@@ -65,6 +82,7 @@ def assert_same(actual: tuple[Tensor, State], expected: tuple[Tensor, State]) ->
 @pytest.mark.usefixtures("third_party")
 @pytest.mark.parametrize("name", [*registry.names(), "leaky_average"])
 class TestMixerContract:
+    @pytest.mark.proves("causal")
     def test_looks_back_only(self, name: str) -> None:
         mixer, x = build(name), draw(2, 100, HIDDEN)
         for cut in (1, 37, 64, 99):
@@ -73,6 +91,7 @@ class TestMixerContract:
             torch.testing.assert_close(mixer(changed)[0][:, :cut], mixer(x)[0][:, :cut], **EXACT)
             assert not torch.allclose(mixer(changed)[0][:, cut:], mixer(x)[0][:, cut:])
 
+    @pytest.mark.proves("step = whole")
     @pytest.mark.parametrize("length", LENGTHS)
     def test_token_by_token_is_the_whole_sequence(self, name: str, length: int) -> None:
         mixer, x = build(name), draw(2, length, HIDDEN)
@@ -80,11 +99,13 @@ class TestMixerContract:
         assert whole[0].shape == x.shape
         assert_same(run(mixer, x, *range(1, length)), whole)
 
+    @pytest.mark.proves("split = whole")
     @pytest.mark.parametrize("splits", [(1,), (2,), (36,), (63,), (64,), (99,), (20, 84)])
     def test_split_anywhere_is_the_whole_sequence(self, name: str, splits: tuple[int, ...]) -> None:
         mixer, x = build(name), draw(2, 100, HIDDEN)
         assert_same(run(mixer, x, *splits), run(mixer, x))
 
+    @pytest.mark.proves("gradients")
     def test_gradients_pass_through_a_split(self, name: str) -> None:
         mixer, x = build(name), draw(1, 70, HIDDEN)
         weights = draw(1, 70, HIDDEN, seed=3)
@@ -96,6 +117,7 @@ class TestMixerContract:
             gradients.append([leaf.grad, *(parameter.grad for parameter in mixer.parameters())])
         torch.testing.assert_close(gradients[0], gradients[1], **EXACT)
 
+    @pytest.mark.proves("packed")
     @pytest.mark.parametrize("bounds", [[0, 1, 3, 66, 80], [0, 5], [0, 1], [0, 64, 164]])
     def test_packed_documents_are_separate_documents(self, name: str, bounds: list[int]) -> None:
         mixer, x = build(name), draw(1, bounds[-1], HIDDEN)
@@ -104,6 +126,7 @@ class TestMixerContract:
         assert state is None
         torch.testing.assert_close(packed, torch.cat(alone, dim=1), **EXACT)
 
+    @pytest.mark.proves("packed")
     def test_no_gradient_leaks_between_packed_documents(self, name: str) -> None:
         mixer, x = build(name), draw(1, 90, HIDDEN).requires_grad_()
         y, _ = mixer(x, cu_seqlens=torch.tensor([0, 10, 75, 90]))
@@ -112,6 +135,7 @@ class TestMixerContract:
         assert torch.equal(gradient[:, :10], torch.zeros(1, 10, HIDDEN, dtype=torch.float64))
         assert torch.equal(gradient[:, 75:], torch.zeros(1, 15, HIDDEN, dtype=torch.float64))
 
+    @pytest.mark.proves("packed")
     def test_packed_gradients_are_those_of_separate_documents(self, name: str) -> None:
         mixer, bounds = build(name), [0, 10, 75, 90]
         x, weights = draw(1, 90, HIDDEN).requires_grad_(), draw(1, 90, HIDDEN, seed=3)
@@ -124,11 +148,13 @@ class TestMixerContract:
             **EXACT,
         )
 
+    @pytest.mark.proves("refusals")
     @pytest.mark.parametrize("bounds", [[0, 5], [1, 10], [0, 5, 5, 10], [0, 7, 5, 10], [0]])
     def test_bounds_that_do_not_fit_are_refused(self, name: str, bounds: list[int]) -> None:
         with pytest.raises(ValueError, match=r"cu_seqlens must increase from 0 to the length 10; got \["):
             build(name)(draw(1, 10, HIDDEN), cu_seqlens=torch.tensor(bounds))
 
+    @pytest.mark.proves("refusals")
     def test_a_packed_batch_is_one_row_and_starts_from_nothing(self, name: str) -> None:
         mixer, bounds = build(name), torch.tensor([0, 10])
         with pytest.raises(ValueError, match="cu_seqlens needs a batch of one packed row; got batch size 2"):
@@ -137,6 +163,7 @@ class TestMixerContract:
         with pytest.raises(ValueError, match="give either state or cu_seqlens"):
             mixer(draw(1, 10, HIDDEN), state, bounds)
 
+    @pytest.mark.proves("gradients")
     @pytest.mark.parametrize("length", [3, 11])
     def test_gradients_are_those_of_finite_differences(self, name: str, length: int) -> None:
         mixer = build(name)
@@ -154,6 +181,7 @@ class TestMixerContract:
         inputs = [draw(2, length, HIDDEN), *remembered.values(), *parameters]
         assert torch.autograd.gradcheck(function, [x.clone().requires_grad_() for x in inputs], fast_mode=True)
 
+    @pytest.mark.proves("figures")
     def test_figures_are_those_of_the_built_module(self, name: str) -> None:
         options, mixer, length = options_of(name), build(name), 10
         _, state = run(mixer, draw(1, length, HIDDEN))
@@ -161,6 +189,7 @@ class TestMixerContract:
         assert options.state_size(HIDDEN) == sum(x.numel() for key, x in state.items() if key == "recurrent")
         assert options.cache_size(HIDDEN, length) == sum(x.numel() for key, x in state.items() if key != "recurrent")
 
+    @pytest.mark.proves("figures")
     def test_flops_hold_every_matrix_product_and_grow_only_with_attention(self, name: str) -> None:
         options, mixer = options_of(name), build(name)
         linear = sum(module.weight.numel() for module in mixer.modules() if isinstance(module, nn.Linear))
@@ -168,6 +197,7 @@ class TestMixerContract:
         assert short >= 2 * linear
         assert (long > short) == (options.cache_size(HIDDEN, 128) > options.cache_size(HIDDEN, 64))
 
+    @pytest.mark.proves("defaults")
     def test_defaults_work_at_the_size_of_a_bare_pattern(self, name: str) -> None:
         plugin = registry.get(name)
         options = plugin.options()
@@ -176,6 +206,7 @@ class TestMixerContract:
         assert options.num_parameters(128) == sum(parameter.numel() for parameter in mixer.parameters())
         assert mixer(torch.randn(1, 3, 128))[0].shape == (1, 3, 128)
 
+    @pytest.mark.proves("defaults")
     def test_weights_are_drawn_with_the_scales_asked_for(self, name: str) -> None:
         torch.manual_seed(0)
         plugin = registry.get(name)
@@ -189,6 +220,7 @@ class TestMixerContract:
         assert all(parameter.isfinite().all() for parameter in mixer.parameters())
         assert mixer.no_weight_decay <= {key.rsplit(".", 1)[-1] for key, _ in mixer.named_parameters()}
 
+    @pytest.mark.proves("bf16")
     def test_bfloat16_keeps_its_state_in_float32(self, name: str) -> None:
         expected, _ = build(name, torch.float32)(draw(2, 40, HIDDEN, dtype=torch.float32))
         mixer = build(name, torch.bfloat16)
@@ -199,6 +231,7 @@ class TestMixerContract:
         }
         assert relative_error(y, expected) < 0.05  # bf16 keeps 8 bits; errors of a few products add up
 
+    @pytest.mark.proves("bf16")
     def test_autocast_changes_the_output_by_rounding_only(self, name: str) -> None:
         mixer, x = build(name, torch.float32), draw(2, 40, HIDDEN, dtype=torch.float32)
         expected, _ = mixer(x)
@@ -209,12 +242,14 @@ class TestMixerContract:
         y.sum().backward()
         assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in mixer.parameters())
 
+    @pytest.mark.proves("backends")
     def test_auto_is_the_reference_on_a_cpu_and_is_counted(self, name: str) -> None:
         mixer, op = build(name), registry.get(name).module.backends.op  # type: ignore[union-attr]
         before = calls.copy()
         mixer(draw(1, 20, HIDDEN))
-        assert calls - before == {(op, "reference"): 1}
+        assert {backend: n for (of, backend), n in (calls - before).items() if of == op} == {"reference": 1}
 
+    @pytest.mark.proves("backends")
     def test_a_backend_that_cannot_run_is_refused(self, name: str) -> None:
         mixer = build(name)
         mixer.backend = "abacus"
@@ -225,6 +260,12 @@ class TestMixerContract:
             if reason is not None:
                 with pytest.raises(ValueError, match=f"backend '{backend}' cannot be used: "):
                     mixer(draw(1, 20, HIDDEN))
+
+
+def test_every_test_of_the_contract_says_what_it_proves() -> None:
+    tests = {name: test for name, test in vars(TestMixerContract).items() if name.startswith("test_")}
+    assert tests
+    assert all("proves" in {mark.name for mark in test.pytestmark} for test in tests.values())
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -247,6 +288,23 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
         ),
         ("gated_deltanet", {"key_head_dim": 0}, r"key_head_dim must be positive; got 0"),
         ("gated_deltanet", {"conv_width": 0}, r"conv_width must be positive; got 0"),
+        ("gated_deltaproduct", {"num_householder": 0}, r"num_householder must be positive; got 0"),
+        ("gated_deltaproduct", {"num_value_heads": 6}, r"num_heads must divide num_value_heads; got num_heads=4"),
+        (
+            "gru",
+            {"num_reset_weight_heads": 3},
+            r"each head count must divide num_heads, and one must equal it; got num_heads=4, .*'reset_weight': 3",
+        ),
+        (
+            "rnn",
+            {"num_input_heads": 2, "num_weight_heads": 2},
+            r"one must equal it; got num_heads=4, {'x': 2, 'weight': 2}",
+        ),
+        ("rnn", {"num_input_heads": 0}, r"each head count must divide num_heads"),
+        ("rnn", {"num_heads": 0}, r"num_heads must be positive; got 0"),
+        ("rnn", {"head_dim": 0}, r"head_dim must be positive; got 0"),
+        ("rnn", {"gradient_clip": 0.0}, r"gradient_clip must be positive; got 0.0"),
+        ("gru", {"conv_width": 0}, r"conv_width must be positive; got 0"),
         ("mamba2", {"num_groups": 3}, r"num_groups must divide num_heads; got num_groups=3 and num_heads=4"),
         ("mamba2", {"state_dim": 0}, r"state_dim must be positive; got 0"),
         ("mamba2", {"dt_init_min": 0.2}, r"0 < dt_init_min <= dt_init_max must hold; got 0.2 and 0.1"),

@@ -14,6 +14,8 @@ SHAPES: dict[str, tuple[dict[str, Any], int, int]] = {
     "gated_deltanet": ({"num_heads": 2, "key_head_dim": 256, "value_head_dim": 512}, 4_207_108, 262_144),
     "mamba2": ({"num_heads": 64, "head_dim": 19, "state_dim": 216}, 4_253_104, 262_656),
     "m2rnn": ({"num_heads": 84, "key_head_dim": 64, "value_head_dim": 16}, 4_376_104, 86_016),
+    "rnn": ({"num_heads": 85, "head_dim": 16}, 4_206_480, 1_360),
+    "gru": ({"num_heads": 85, "head_dim": 16}, 7_035_280, 1_360),
 }
 
 
@@ -42,6 +44,8 @@ def test_the_m2rnn_that_matches_gated_deltanet_has_81_heads() -> None:
         ("gated_deltanet", 1024 * (3076 + 1024) + 2048 * 4 + 2 * 3 * 256 * 512),
         ("mamba2", 1024 * (2928 + 1216) + 1648 * 4 + 64 * 2 * 19 * 216),
         ("m2rnn", 1024 * (2 * 64 + 1344 + 84 + 1344 + 1344) + 1472 * 4 + 84 * 64 * 16 * (16 + 2)),
+        ("rnn", 1024 * 3 * 1360 + 1360 * 4 + 85 * 16 * 16),
+        ("gru", 1024 * 5 * 1360 + 1360 * 4 + 3 * 85 * 16 * 16),
     ],
 )
 def test_flops_per_token_by_hand(name: str, multiply_adds: float) -> None:

@@ -118,6 +118,18 @@ def test_predict_writes_plain_tensors(tmp_path, capfd):
     assert set(batches[0]) == {"tokens", "targets", "predictions", "log_probabilities"}
 
 
+def test_predict_takes_the_config_of_fit_and_writes_beside_its_own(capfd):
+    assert fit() == 0
+    config = "lightning_logs/version_0/config.yaml"
+    assert main(["predict", "-c", config, f"--ckpt_path={LAST}", "--trainer.enable_progress_bar=false"]) == 0
+    out, err = capfd.readouterr()
+    assert "predictions: lightning_logs/version_1/predictions.pt" in out
+    assert err == ""
+    batch = torch.load("lightning_logs/version_1/predictions.pt", weights_only=True)[0]
+    assert (batch["log_probabilities"] < 0).all()
+    assert batch["predictions"].shape == batch["targets"].shape == batch["tokens"].shape
+
+
 def test_a_run_may_be_as_long_as_its_tokens():
     flags = ["--model.schedule.tokens=240", "--model.architecture=tiny.yaml"]
     assert main(["fit", *flags, *DATA, *QUIET]) == 0

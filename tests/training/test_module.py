@@ -6,7 +6,9 @@ import torch
 
 from archsearch.architecture import small
 from archsearch.config import ConfigError
-from archsearch.data import Text
+from archsearch.data import Mixture, Recall, Text
+from archsearch.data.stream import IGNORED
+from archsearch.training import step
 from archsearch.training.callbacks import SaveLast, TokensPerSecond
 from archsearch.training.module import LanguageModel, describe
 
@@ -67,6 +69,65 @@ def test_text_trains_on_packed_documents_and_has_no_last_position(tmp_path, mode
     metrics = engine.test(learner, datamodule=data, verbose=False)[0]
     assert metrics["test/loss/12"] < math.log(300)
     assert not any("last" in name for name in metrics)
+
+
+def scores(learner, data, evaluation):
+    """Return the metrics of an evaluation by hand: of all scored positions, of each group, and the exact rows."""
+    batch_at, stop = data.eval_set("val", evaluation)
+    batches = [batch_at(i) for i in range(stop)]
+    tokens, targets, groups = (torch.cat([b[name] for b in batches]) for name in ("tokens", "targets", "groups"))
+    log_probabilities = learner(tokens).log_softmax(-1)
+    losses = -log_probabilities.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    hits = log_probabilities.argmax(-1) == targets
+    for number, group in [(None, ""), *enumerate(evaluation.groups)]:
+        chosen = targets != IGNORED if number is None else groups == number
+        yield group, chosen.sum().item(), losses[chosen].mean().item(), hits[chosen].float().mean().item()
+    yield "exact", len(tokens), None, (hits | (targets == IGNORED)).all(-1).float().mean().item()
+
+
+def test_groups_and_exact_rows_are_measured_over_scored_positions_only(model, trainer):
+    data = Recall(num_pairs=2, length=20, vocab_size=6, eval_pairs=[3], eval_lengths=[30], eval_size=50, batch_size=8)
+    learner = model()
+    engine = trainer(max_steps=30, limit_val_batches=1.0)
+    engine.fit(learner, datamodule=data)
+    metrics = {k: v for result in engine.validate(learner, datamodule=data, verbose=False) for k, v in result.items()}
+    for evaluation in data.evaluations():
+        for group, scored, loss, accuracy in scores(learner, data, evaluation):
+            where = "/".join(filter(None, [evaluation.name, group]))
+            if group == "exact":
+                assert 0 < accuracy < 1
+                assert metrics[f"val/exact/{evaluation.name}"] == pytest.approx(accuracy)
+            elif scored:
+                assert metrics[f"val/loss/{where}"] == pytest.approx(loss, rel=1e-4)
+                assert metrics[f"val/accuracy/{where}"] == pytest.approx(accuracy)
+            else:
+                assert f"val/loss/{where}" not in metrics
+    assert {"val/accuracy/30/3_pairs/distance_4", "val/loss/20/distance_16"} <= set(metrics)
+    assert not any(name.startswith("val/perplexity") and "distance" in name for name in metrics)
+    assert metrics["val/exact"] == metrics["val/exact/20"]
+
+
+def test_parts_of_a_mixture_are_measured_apart(model, trainer):
+    parts = {
+        "words": {"class": "StateTracking", "length": 6, "eval_size": 8},
+        "recall": {"class": "Recall", "num_pairs": 1, "length": 8, "vocab_size": 6, "eval_size": 8},
+    }
+    data = Mixture(parts, batch_size=4, eval_lengths=[9])
+    learner = model()
+    engine = trainer(max_steps=4, limit_val_batches=1.0)
+    engine.fit(learner, datamodule=data)
+    assert learner.tokens_seen == 4 * (2 * 6 + 2 * 8)
+    mixed = {k: v for result in engine.validate(learner, datamodule=data, verbose=False) for k, v in result.items()}
+    for name, part in data.parts.items():
+        results = trainer(limit_val_batches=1.0).validate(learner, datamodule=part, verbose=False)
+        for key, value in {k: v for result in results for k, v in result.items()}.items():
+            stage, metric, *where = key.split("/")
+            assert mixed.pop("/".join([stage, metric, name, *where])) == pytest.approx(value), key
+    assert mixed == {}
+
+
+def test_what_is_not_scored_is_said_alike_by_data_and_training():
+    assert step.IGNORED == IGNORED
 
 
 @pytest.mark.parametrize(("batches", "accumulate"), [(8, 1), (1, 8)], ids=["accumulate 1", "accumulate 8"])

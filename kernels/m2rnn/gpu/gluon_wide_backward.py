@@ -2,6 +2,7 @@
 
 A chunk is 8 steps (its states fill 64 KiB of shared memory, two programs a multiprocessor). W, W^T and the
 states of dW are wgmma operands in shared memory; nothing is prefetched, a chunk takes far longer than its loads.
+The sweep is a loop over pairs of steps: written out, it takes LLVM and ptxas twice as long and spills.
 """
 
 from triton.experimental import gluon
@@ -20,6 +21,7 @@ from archsearch.kernels.m2rnn.gpu.gluon_wide_pieces import (
     STEP_ROWS,
     STEPS,
     TILE,
+    WHOLE_ROWS,
     hide,
     product,
     span,
@@ -76,6 +78,7 @@ def backward_kernel(
     WIDE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * BV, element_bitwidth=16, rank=2)
     w_shared = gl.allocate_shared_memory(gl.bfloat16, [BV, BV], WIDE)
     f_shared = gl.allocate_shared_memory(gl.float32, [16], SHARED_STEPS)
+    f_steps = f_shared._reinterpret(gl.float32, [16, 1], SHARED_STEPS)
     h_shared = ()
     d_shared = ()
     for _ in gl.static_range(8):
@@ -137,33 +140,39 @@ def backward_kernel(
         dk = gl.zeros([64, 8], gl.float32, MMA)
         dv = gl.zeros([BV, 8], gl.float32, MMA)
         e_all = ()
-        for i in gl.static_range(7, -1, -1):
-            h_left = h_shared[i].load(LEFT)
-            f_t = step(f_shared, i)
-            x = mma_v2(k_left, keep_row(v_shared.load(RIGHT), zeros16, b_rows, i), zeros)
-            z = tanh(product(h_left, w_shared, x, BV))
-            if CLIP:
-                dh = clip(dh, bound + zeros)
-            r = mma_v2(q_left, keep_row(u_shared.load(RIGHT), zeros16, b_rows, i), dh)
-            e = r * (widen(gl.convert_layout(h_left, MMA, assert_trivial=True)) - z)
-            e = e.reshape([4, 2, 8, BV // 8, 4, 2]).permute([0, 2, 4, 1, 3, 5]).reshape([128, BV // 2])
-            e_all = e_all + (gl.sum(e, axis=1),)
-            fr = f_t * r
-            d_low = ((r - fr) * (1.0 - z * z)).to(gl.bfloat16)
-            d_shared[i % 2].store(d_low)
-            d_left = gl.convert_layout(d_low, LEFT, assert_trivial=True)
-            dh = product(d_left, w_shared.permute([1, 0]), fr, BV)
-            v_columns = v_shared.slice(0, 8, dim=0).permute([1, 0]).load(RIGHT)
-            dk = mma_v2(d_left, keep_column(v_columns, zeros_cols, s_cols, i), dk)
-            if i % 2 == 0:
-                for m in gl.static_range(2):
-                    dt_left = d_shared[m].permute([1, 0]).load(LEFT)
-                    if BV == 64:
-                        dw = product(dt_left, h_shared[i + m], dw, BV)
-                    else:  # wgmma needs 64 rows
-                        dw = mma_v2(dt_left, h_shared[i + m].load(RIGHT), dw)
-                    k_columns = k_shared.slice(0, 8, dim=0).permute([1, 0]).load(RIGHT)
-                    dv = mma_v2(dt_left, keep_column(k_columns, zeros_rows, s_cols, i + m), dv)
+        h_turn = ()  # buffers of the states, next one first; slots of one buffer would count as aliases when stored
+        for i in gl.static_range(8):
+            e_all = e_all + (gl.zeros([128], gl.float32, WHOLE_ROWS),)
+            h_turn = h_turn + (h_shared[7 - i],)
+        for pair in range(4):
+            for j in gl.static_range(2):
+                now_step = 7 - 2 * pair - j
+                h_left = h_turn[j].load(LEFT)
+                f_t = gl.expand_dims(f_steps.index(now_step).load(gl.SliceLayout(1, MMA)), 1)
+                x = mma_v2(k_left, keep_row(v_shared.load(RIGHT), zeros16, b_rows, now_step), zeros)
+                z = tanh(product(h_left, w_shared, x, BV))
+                if CLIP:
+                    dh = clip(dh, bound + zeros)
+                r = mma_v2(q_left, keep_row(u_shared.load(RIGHT), zeros16, b_rows, now_step), dh)
+                e = r * (widen(gl.convert_layout(h_left, MMA, assert_trivial=True)) - z)
+                e = e.reshape([4, 2, 8, BV // 8, 4, 2]).permute([0, 2, 4, 1, 3, 5]).reshape([128, BV // 2])
+                e_all = e_all[1:] + (gl.convert_layout(gl.sum(e, axis=1), WHOLE_ROWS, assert_trivial=True),)
+                fr = f_t * r
+                d_low = ((r - fr) * (1.0 - z * z)).to(gl.bfloat16)
+                d_shared[j].store(d_low)
+                d_left = gl.convert_layout(d_low, LEFT, assert_trivial=True)
+                dh = product(d_left, w_shared.permute([1, 0]), fr, BV)
+                v_columns = v_shared.slice(0, 8, dim=0).permute([1, 0]).load(RIGHT)
+                dk = mma_v2(d_left, keep_column(v_columns, zeros_cols, s_cols, now_step), dk)
+            for j in gl.static_range(1, -1, -1):
+                dt_left = d_shared[j].permute([1, 0]).load(LEFT)
+                if BV == 64:
+                    dw = product(dt_left, h_turn[j], dw, BV)
+                else:  # wgmma needs 64 rows
+                    dw = mma_v2(dt_left, h_turn[j].load(RIGHT), dw)
+                k_columns = k_shared.slice(0, 8, dim=0).permute([1, 0]).load(RIGHT)
+                dv = mma_v2(dt_left, keep_column(k_columns, zeros_rows, s_cols, 7 - 2 * pair - j), dv)
+            h_turn = h_turn[2:] + h_turn[:2]
         _store_step_rows(dk, dk_base + now * (N * P * 64), left, N * P * 64)
         e01 = gl.join(gl.join(e_all[7], e_all[3]), gl.join(e_all[5], e_all[1]))
         e23 = gl.join(gl.join(e_all[6], e_all[2]), gl.join(e_all[4], e_all[0]))
@@ -172,8 +181,11 @@ def backward_kernel(
         dv_pointers = dv_base + now * (N * V) + v_rows + steps * (N * V)
         gl.store(dv_pointers, dv.to(dv_parts.dtype.element_ty), mask=(v_rows < V) & (steps < left))
     late_rows = hide(rows)  # or the addresses stay in registers, spilled, from the loads at the top
+    late_cols = hide(cols)
     late_v_rows = hide(v_rows)
-    carry_pointers = carry + program * (K * V) + (block * 64 + late_rows) * V + cols
-    dw_pointers = dw_parts + (program * P + block) * (V * V) + cols * V + late_v_rows
-    gl.store(carry_pointers, dh, mask=(block * 64 + late_rows < K) & (cols < V))
-    gl.store(dw_pointers, dw, mask=(late_v_rows < V) & (cols < V))
+    late_program = gl.cast(hide(rows * 0 + gl.program_id(0)), gl.int64)
+    carry_pointers = carry + late_program * (K * V) + (block * 64 + late_rows) * V + late_cols
+    late_program = gl.cast(hide(v_rows * 0 + gl.program_id(0)), gl.int64)
+    dw_pointers = dw_parts + (late_program * P + block) * (V * V) + late_cols * V + late_v_rows
+    gl.store(carry_pointers, dh, mask=(block * 64 + late_rows < K) & (late_cols < V))
+    gl.store(dw_pointers, dw, mask=(late_v_rows < V) & (late_cols < V))

@@ -16,6 +16,7 @@ STEP_ROWS = gl.constexpr(
         [[0, 1], [1, 0]], [[2, 0], [4, 0], [0, 2], [0, 4], [0, 8]], [[0, 16], [0, 32]], [], [8, 64]
     )
 )
+WHOLE_ROWS = gl.constexpr(gl.SliceLayout(1, gl.BlockedLayout([1, 1], [32, 1], [4, 1], [1, 0])))  # one of 128 a lane
 BY_STEP = gl.constexpr(gl.BlockedLayout([8, 1], [16, 2], [1, 4], [0, 1]))
 
 

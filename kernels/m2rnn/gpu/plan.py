@@ -131,9 +131,13 @@ def _recurrent_plan(shape: Shape, dtype: torch.dtype, steps: int) -> Plan:
         backward_registers=None,
         precision="ieee" if columns <= 32 else "tf32x3",
         reload_weight=dtype == torch.float32 and columns == 128,
-        sum_rows=32 if dtype == torch.float32 else 64,
+        sum_rows=_float32_sum_rows(columns) if dtype == torch.float32 else 64,
         sum_stages=1 if dtype == torch.float32 else 3,
     )
+
+
+def _float32_sum_rows(columns: int) -> int:
+    return 16 if columns == 64 else 32  # 32 spill where a chunk is 128 steps
 
 
 def _next_power_of_2(x: int) -> int:

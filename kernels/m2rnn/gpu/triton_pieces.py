@@ -21,6 +21,26 @@ def tanh(x, FAST: tl.constexpr):
 
 
 @triton.jit
+def product_in_slices(
+    left, right, ROW: tl.constexpr, COLUMN: tl.constexpr, accumulator,
+    V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return left @ right + accumulator, both read from memory 32 of the inner dimension at a time.
+
+    `left` is [BK, BV] row by row; `right` [V, V] with strides ROW and COLUMN.
+    """
+    inner = tl.arange(0, 32)
+    cols = tl.arange(0, BV)
+    left_index = tl.arange(0, BK)[:, None] * BV + inner[None, :]
+    for i in tl.range(0, BV, 32):
+        a = tl.load(left + i + left_index)
+        b_index = (i + inner)[:, None] * ROW + cols[None, :] * COLUMN
+        b = tl.load(right + b_index, mask=(i + inner < V)[:, None] & (cols < V)[None, :], other=0.0)
+        accumulator = tl.dot(a, b, acc=accumulator, input_precision=PRECISION)
+    return accumulator
+
+
+@triton.jit
 def span(cu_seqlens, sequence, T, t_begin, t_len, C: tl.constexpr, VARLEN: tl.constexpr):
     """Return (first row in the packed tensors, first row in the segment's partial sums, steps, first checkpoint)."""
     if VARLEN:

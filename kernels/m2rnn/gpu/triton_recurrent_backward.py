@@ -8,7 +8,7 @@ again in the sweep from the very operand that the first pass used.
 import triton
 import triton.language as tl
 
-from archsearch.kernels.m2rnn.gpu.triton_pieces import span, tanh
+from archsearch.kernels.m2rnn.gpu.triton_pieces import product_in_slices, span, tanh
 
 
 @triton.jit(do_not_specialize=["T", "t_begin", "t_len", "rows_total"])
@@ -35,11 +35,9 @@ def backward_kernel(
 
     w_offset = (n // (N // NW)) * V * V
     w_mask = in_v[:, None] & in_v[None, :]
-    w_pointers = w + w_offset + cols[:, None] * V + cols[None, :]
-    wt_pointers = w + w_offset + cols[None, :] * V + cols[:, None]
-    if not RELOAD:  # else W, its transpose and their tf32 splits do not fit in shared memory together
-        w_tile = tl.load(w_pointers, mask=w_mask, other=0.0)
-        wt_tile = tl.load(wt_pointers, mask=w_mask, other=0.0).to(GRAD)
+    if not RELOAD:  # else W, its transpose and their tf32 splits fit neither in shared memory nor in registers
+        w_tile = tl.load(w + w_offset + cols[:, None] * V + cols[None, :], mask=w_mask, other=0.0)
+        wt_tile = tl.load(w + w_offset + cols[None, :] * V + cols[:, None], mask=w_mask, other=0.0).to(GRAD)
     program = tl.cast(tl.program_id(0), tl.int64)
     carry_pointers = carry + program * (K * V) + rows[:, None] * V + cols[None, :]
     dw_pointers = dw_parts + (program * (KP // BK) + block) * (V * V) + cols[:, None] * V + cols[None, :]
@@ -80,9 +78,13 @@ def backward_kernel(
             f_next = tl.load(f_pointer, mask=more, other=0.0)
             low = h.to(LOW)
             tl.store(hs_pointers + i * (BK * BV), low)
+            x = k_t[:, None] * v_t[None, :]
             if RELOAD:
-                w_tile = tl.load(w_pointers, mask=w_mask, other=0.0)
-            z = tanh(tl.dot(low, w_tile, acc=k_t[:, None] * v_t[None, :], input_precision=PRECISION), FAST)
+                tl.debug_barrier()  # before the state is read back
+                states = h_scratch + scratch + i * (BK * BV)
+                z = tanh(product_in_slices(states, w + w_offset, V, 1, x, V, BK, BV, PRECISION), FAST)
+            else:
+                z = tanh(tl.dot(low, w_tile, acc=x, input_precision=PRECISION), FAST)
             h = f_t * h + (1.0 - f_t) * z
             tl.store(dq_pointers, tl.sum(h * u_t[None, :], axis=1).to(dq_heads.dtype.element_ty))
             dq_pointers += N * KP
@@ -121,9 +123,12 @@ def backward_kernel(
             u_next = tl.load(u_pointers, mask=in_v & more, other=0.0)
             f_next = tl.load(f_pointer, mask=more, other=0.0)
             low_next = tl.load(hs_pointers + tl.maximum(count - 2 - j, 0) * (BK * BV))
+            x = k_t[:, None] * v_t[None, :]
             if RELOAD:
-                w_tile = tl.load(w_pointers, mask=w_mask, other=0.0)
-            z = tanh(tl.dot(low, w_tile, acc=k_t[:, None] * v_t[None, :], input_precision=PRECISION), FAST)
+                states = h_scratch + scratch + (count - 1 - j) * (BK * BV)
+                z = tanh(product_in_slices(states, w + w_offset, V, 1, x, V, BK, BV, PRECISION), FAST)
+            else:
+                z = tanh(tl.dot(low, w_tile, acc=x, input_precision=PRECISION), FAST)
             if CLIP:
                 dh = tl.minimum(tl.maximum(dh, -clip), clip)
             r = dh + q_t[:, None] * u_t[None, :]
@@ -133,8 +138,11 @@ def backward_kernel(
             d_low = d.to(GRAD)
             tl.store(ds_pointers + (count - 1 - j) * (BK * BV), d_low)
             if RELOAD:
-                wt_tile = tl.load(wt_pointers, mask=w_mask, other=0.0).to(GRAD)
-            dh = tl.dot(d_low, wt_tile, acc=fr, input_precision=PRECISION)
+                tl.debug_barrier()
+                gradients = d_scratch + scratch + (count - 1 - j) * (BK * BV)
+                dh = product_in_slices(gradients, w + w_offset, 1, V, fr, V, BK, BV, PRECISION)
+            else:
+                dh = tl.dot(d_low, wt_tile, acc=fr, input_precision=PRECISION)
             tl.store(dk_pointers, tl.sum(d * v_t[None, :], axis=1).to(dk_heads.dtype.element_ty))
             tl.store(dv_pointers, tl.sum(d * k_t[:, None], axis=0).to(dv_parts.dtype.element_ty), mask=in_v)
             tl.store(df_pointer, df_t)

@@ -1,0 +1,206 @@
+"""What each block costs on one machine under one set of conditions, as a file.
+
+A step of any pattern is taken as `fixed + sum of the marginals of its blocks`. Fixed are embedding, head and what the
+optimizer does for them; a marginal is what one more block of an option (mixer, MLP and their optimizer's share) adds.
+How far that is from the truth is in the file too: whole patterns that were measured besides.
+
+Nothing here needs torch, so that a search can ask without loading it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from archsearch.architecture import Architecture
+from archsearch.config import ConfigError, Where, fill
+from archsearch.files import write_atomic
+
+FORMAT = 1
+MACHINE = ("card", "driver", "torch", "triton", "fla", "kernels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """Where and under which conditions a table holds; `kernels` is a hash of the code that a step runs."""
+
+    card: str
+    driver: str
+    torch: str
+    triton: str
+    fla: str
+    kernels: str
+    mode: str
+    precision: str
+    batch_size: int
+    length: int
+
+    def differences(self, other: Key) -> list[str]:
+        """Return in which fields another key differs, as `field: own, not other's`."""
+        values = dataclasses.asdict(self), dataclasses.asdict(other)
+        return [f"{name} {values[0][name]}, not {values[1][name]}" for name in values[0] if differ(name, *values)]
+
+    def same_conditions(self, other: Key) -> bool:
+        """Return whether the same thing was timed, on whatever machine."""
+        values = dataclasses.asdict(self), dataclasses.asdict(other)
+        return not any(differ(name, *values) for name in values[0] if name not in MACHINE)
+
+    def describe(self) -> str:
+        """Return machine and conditions in words."""
+        versions = f"driver {self.driver}, torch {self.torch}, triton {self.triton}, kernels {self.kernels}"
+        return f"{self.card} ({versions}; {self.mode}, {self.precision}, {self.batch_size} x {self.length})"
+
+
+def differ(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return bool(one[name] != other[name])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Seconds per step with their standard error, and bytes at the peak (None where they were not counted)."""
+
+    label: str
+    seconds: float
+    error: float
+    bytes: float | None = None
+    rounds: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A whole pattern that was measured: what it consists of and what it took."""
+
+    label: str
+    parts: Mapping[str, int]
+    seconds: float
+    error: float
+    bytes: float | None = None
+    rounds: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchor:
+    """The model beside which everything was measured, and its seconds per step when the table was begun."""
+
+    architecture: Mapping[str, Any]
+    seconds: float
+
+
+@dataclass
+class CostTable:
+    """Costs by part (`part_of`) and whole patterns by architecture id. `layers` is N of "N against 2N"."""
+
+    key: Key
+    layers: int
+    anchor: Anchor | None = None
+    costs: dict[str, Cost] = field(default_factory=dict)
+    wholes: dict[str, Whole] = field(default_factory=dict)
+    command: str = ""
+
+    def missing(self, architecture: Architecture) -> list[str]:
+        """Return the parts of an architecture that were not measured."""
+        return [part for part in parts_of(architecture) if part not in self.costs]
+
+    def save(self, path: Path) -> None:
+        """Write the file, with what the residuals say in it for its readers."""
+        from archsearch.throughput.predict import residual_figures
+
+        plain = {"format": FORMAT, **dataclasses.asdict(self), "residuals": residual_figures(self)}
+        write_atomic(path, json.dumps(plain, indent=1) + "\n")
+
+
+def load_table(path: str | Path) -> CostTable:
+    """Read a table's file. Raises ConfigError."""
+    where = Where(str(path))
+    try:
+        plain = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise where.error("no such file") from None
+    except (OSError, ValueError) as error:
+        raise where.error(f"is no cost table: {error}") from None
+    if not isinstance(plain, Mapping) or plain.get("format") != FORMAT:
+        raise where.error(f"must be a cost table of format {FORMAT}")
+    read = fill(_Written, {name: plain.get(name) for name in _Written.__dataclass_fields__}, where)
+    anchor = Anchor(**read.anchor) if read.anchor else None
+    return CostTable(
+        key=read.key,
+        layers=read.layers,
+        anchor=anchor,
+        costs={name: fill(Cost, values, where / "costs") for name, values in read.costs.items()},
+        wholes={name: fill(_WrittenWhole, values, where / "wholes").whole() for name, values in read.wholes.items()},
+        command=read.command,
+    )
+
+
+def check_usable(table: CostTable, wanted: Key, path: str | Path, *, named: bool) -> str | None:
+    """Raise ConfigError where a table does not hold for what is wanted.
+
+    A table of another machine that a person has `named` is used all the same; returns the warning that belongs beside
+    every figure then, None where the table is this machine's own.
+    """
+    where = Where(str(path))
+    differences = "; ".join(table.key.differences(wanted))
+    if not table.key.same_conditions(wanted):
+        raise where.error(f"is a table of other conditions ({differences})")
+    if not differences:
+        return None
+    if not named:
+        raise where.error(f"is a table of another machine ({differences}); name it with --table to use it all the same")
+    return f"predicted for another machine, {table.key.describe()}; here: {differences}"
+
+
+def parts_of(architecture: Architecture) -> dict[str, int]:
+    """Return the parts of an architecture by how often they occur: what is fixed once, and each block's option."""
+    counts = Counter(architecture.pattern)
+    parts = {fixed_part(architecture): 1}
+    for letter, count in counts.items():
+        part = part_of(architecture, letter)
+        parts[part] = parts.get(part, 0) + count
+    return parts
+
+
+def fixed_part(architecture: Architecture) -> str:
+    """Return the name of what an architecture has besides its blocks."""
+    tied = ", tied" if architecture.tie_embeddings else ""
+    return f"embedding and head: {architecture.hidden_size} x {architecture.vocab_size}{tied}"
+
+
+_names: dict[Any, str] = {}
+
+
+def part_of(architecture: Architecture, letter: str) -> str:
+    """Return the name of a letter's block: its mixer and MLP with all their options."""
+    mixer, mlp = architecture.mixers[letter], architecture.mlps.get(letter, architecture.mlp)
+    known = (architecture.hidden_size, mixer, mlp)
+    if known not in _names:
+        options = {"hidden_size": known[0], **dataclasses.asdict(mixer.options), "mlp": mlp.to_dict()}
+        _names[known] = f"{mixer.type} {json.dumps(options, sort_keys=True)}"
+    return _names[known]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Written:
+    key: Key
+    layers: int
+    anchor: dict[str, Any] | None = None
+    costs: dict[str, Any] = field(default_factory=dict)
+    wholes: dict[str, Any] = field(default_factory=dict)
+    command: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WrittenWhole:
+    label: str
+    parts: dict[str, int]
+    seconds: float
+    error: float
+    bytes: float | None = None
+    rounds: int = 0
+
+    def whole(self) -> Whole:
+        return Whole(**vars(self))

@@ -1,0 +1,50 @@
+"""Read what `archsearch fit` saved, as plain data that runs no code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from archsearch.architecture import Architecture
+from archsearch.config import ConfigError, Where
+from archsearch.model.language_model import HybridLM
+
+PREFIX = "model."  # of the weights: LanguageModel keeps its HybridLM under this name
+
+
+def load_checkpoint(path: str | Path, field: str = "ckpt_path") -> dict[str, Any]:
+    """Return a checkpoint's content, plain data only. Raises ConfigError that names `field` and the file."""
+    if not Path(path).is_file():
+        raise ConfigError(f"{field}: no such file: {path}")
+    try:
+        checkpoint = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+    except Exception as error:  # damaged data makes the unpickler fail in any way
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(f"{field}: {path} is no checkpoint of plain tensors and values: {reason}") from None
+    options = checkpoint.get("hyper_parameters") if isinstance(checkpoint, dict) else None
+    if not isinstance(options, dict) or "architecture" not in options:
+        raise ConfigError(f"{field}: {path} is no checkpoint of this program")
+    content: dict[str, Any] = checkpoint
+    return content
+
+
+def load_model(checkpoint: dict[str, Any], path: str | Path, field: str = "ckpt_path") -> HybridLM:
+    """Return the model of a checkpoint with its weights. Raises ConfigError that names `field` and the file."""
+    where = Where(f"{field}: {path}")
+    model = HybridLM(Architecture.from_dict(checkpoint["hyper_parameters"]["architecture"], where))
+    saved: dict[str, Any] = checkpoint.get("state_dict") or {}
+    weights = {name.removeprefix(PREFIX): x for name, x in saved.items() if name.startswith(PREFIX)}
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split("\n")[1].split()) if "\n" in str(error) else str(error)
+        raise where.error(f"holds other weights than its architecture has: {reason[:200]}") from None
+    return model
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """Return `path`, or where it is the folder of a run (`lightning_logs/version_0`) its last.ckpt."""
+    inside = (Path(path, name) for name in ("last.ckpt", "checkpoints/last.ckpt"))
+    return next((file for file in inside if file.is_file()), Path(path))

@@ -1,0 +1,1 @@
+"""Skip, gate and RMSNorm on GPUs, in plain Triton."""

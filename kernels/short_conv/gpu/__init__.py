@@ -1,0 +1,1 @@
+"""The short convolution on GPUs, in plain Triton."""
