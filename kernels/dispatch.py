@@ -12,6 +12,7 @@ import torch
 
 REFERENCE = "reference"
 Reason = TypeVar("Reason", bound=Callable[..., str | None])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 calls: Counter[tuple[str, str]] = Counter()
 """How often each (op, backend) has run in this process."""
@@ -66,6 +67,16 @@ def constant(reason: Reason) -> Reason:
     """
     reason._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return reason
+
+
+def opaque(function: Function) -> Function:
+    """Let torch.compile break its graph around a function that reads numbers off the device, once and whole.
+
+    Traced into, it would break at every such number, and be compiled again for other numbers. The mark is all that
+    `torch.compiler.disable` sets, but that imports Dynamo.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
 
 
 @constant

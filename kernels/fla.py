@@ -29,9 +29,13 @@ Key = tuple[Any, ...]
 
 
 @constant
-@functools.cache
 def why_unavailable() -> str | None:
     """Return why the kernels cannot run on this machine, or None."""
+    return _why_unavailable()
+
+
+@functools.cache
+def _why_unavailable() -> str | None:
     if reason := why_no_triton():
         return reason
     if importlib.util.find_spec("fla") is None:

@@ -35,7 +35,13 @@ def once(check: Check) -> Check:
     """Make a check of a head shape run once a process."""
     cached = functools.cache(check)
     _checks.append(cached)
-    return constant(cached)
+
+    @constant  # torch.compile looks through functools.cache, but not into what is marked
+    @functools.wraps(check)
+    def known(*shape: Any) -> str | None:
+        return cached(*shape)
+
+    return known
 
 
 @contextmanager

@@ -1,75 +1,110 @@
-"""`archsearch measure`: training throughput of architectures, side by side."""
+"""`archsearch measure`: throughput of architectures, side by side, and cost tables to predict it from."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
+import shlex
+import sys
 
+from archsearch.commands.measure_options import (
+    BATCH_SIZE,
+    LENGTH,
+    PART_LIMIT,
+    PRECISION,
+    TIME_LIMIT,
+    conditions_of,
+    describe,
+    write,
+)
+from archsearch.commands.measure_print import print_measured
 from archsearch.commands.options import add_architecture_arguments, add_json_argument
+
+LARGEST_FRACTION = 10  # above it, --at-least is a number of tokens/s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("architectures", nargs="+", metavar="PATTERN|FILE", help="what to measure")
+    parser.add_argument("architectures", nargs="*", metavar="PATTERN|FILE", help="what to measure")
     parser.add_argument("--against", metavar="PATTERN|FILE", help="the anchor of every round (default: the first)")
     add_architecture_arguments(parser)
-    parser.add_argument("--batch-size", type=int, default=8, help="sequences per step (8)")
-    parser.add_argument("--length", type=int, default=512, help="tokens per sequence (512)")
-    parser.add_argument("--precision", default="fp32", help="fp32, bf16 or fp16 (fp32)")
-    parser.add_argument("--time-limit", type=float, default=90.0, metavar="SECONDS", help="for all together (90)")
-    parser.add_argument("--confidence", type=float, default=0.95, help="of the intervals (0.95)")
+    parser.add_argument("--mode", help="train, prefill or decode (train)")
+    parser.add_argument("--batch-size", type=int, help=f"sequences per step ({BATCH_SIZE})")
+    parser.add_argument("--length", type=int, help=f"tokens per sequence; of the context in decoding ({LENGTH})")
+    parser.add_argument("--precision", help=f"fp32, bf16 or fp16 ({PRECISION})")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help=f"for all together ({TIME_LIMIT:g}); with --table for each block or pattern ({PART_LIMIT:g})",
+    )
+    parser.add_argument("--confidence", type=float, default=0.95, help="of intervals and verdicts (0.95)")
+    parser.add_argument(
+        "--at-least", type=float, metavar="X", help="give a verdict: X of the anchor, or above 10 X tokens/s"
+    )
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: the GPU where there is one)")
+    parser.add_argument("--isolate", action="store_true", help="measure each in a fresh process, with its own anchor")
+    parser.add_argument("--predict", metavar="TABLE", help="predict from a cost table instead of measuring")
+    parser.add_argument("--output", metavar="FILE", help="write the figures as JSON; with --table the table")
     add_json_argument(parser)
+    table = parser.add_argument_group("cost table of a space")
+    table.add_argument("--table", metavar="SPACE.yaml", help="measure what every block of the space costs")
+    table.add_argument("--held-out", type=int, default=8, metavar="N", help="whole patterns to correct it by (8)")
+    table.add_argument("--layers", type=int, metavar="N", help="measure blocks from N against 2N layers")
+    table.add_argument(
+        "--check", type=int, default=0, metavar="N", help="then predict N other patterns and measure them"
+    )
+    table.add_argument("--seed", type=int, default=1, help="of the patterns to check (1)")
+    table.add_argument("--stop-after", metavar="TIME", help="save and stop after this time; the same command goes on")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure in interleaved rounds and print a row per architecture."""
+    """Measure, predict, or make a table; 0 also where a table is not complete yet."""
     import torch
-    from rich.console import Console
-    from rich.table import Table
+
+    from archsearch.commands import measure_table
+    from archsearch.config import ConfigError
+
+    if bool(args.table) == bool(args.architectures):
+        raise ConfigError("measure: give PATTERN|FILE, or --table SPACE.yaml")
+    try:
+        if args.table:
+            return measure_table.make(args)
+        return measure_table.predict(args) if args.predict else _measure(args)
+    except torch.OutOfMemoryError:
+        conditions = conditions_of(args)
+        size = f"{conditions.batch_size} x {conditions.length}"
+        raise ConfigError(f"out of memory with {size} tokens on {conditions.resolve_device()}") from None
+
+
+def _measure(args: argparse.Namespace) -> int:
+    import dataclasses
 
     from archsearch.architecture import resolve
-    from archsearch.config import ConfigError
-    from archsearch.pattern import compact
-    from archsearch.throughput.measure import Conditions, measure
+    from archsearch.throughput.isolate import measure_isolated
+    from archsearch.throughput.measure import Target, measure
 
-    conditions = Conditions(
-        batch_size=args.batch_size,
-        length=args.length,
-        precision=args.precision,
-        time_limit=args.time_limit,
-        confidence=args.confidence,
-        device=args.device,
-    )
+    conditions = conditions_of(args)
+    conditions.resolve_device()
     architectures = [resolve(text, args.like) for text in args.architectures]
     anchor = resolve(args.against, args.like) if args.against else architectures[0]
-    try:
-        results = measure(architectures, anchor, conditions)
-    except torch.OutOfMemoryError:
-        raise ConfigError(
-            f"out of memory with {args.batch_size} x {args.length} tokens on {conditions.resolve_device()}"
-        ) from None
-    if args.json:
-        print(json.dumps([dataclasses.asdict(result) for result in results], indent=2))
-        return 0
-    table = Table("pattern", box=None, pad_edge=False, header_style="bold")
-    for column in ("tokens/s", "ms/step", "of anchor", f"{args.confidence:.0%} interval", "peak MiB"):
-        table.add_column(column, justify="right")
-    for architecture, result in zip(architectures, results, strict=True):
-        table.add_row(
-            compact(architecture.pattern),
-            f"{result.tokens_per_second:,.0f}",
-            f"{1000 * args.batch_size * args.length / result.tokens_per_second:,.1f}",
-            f"{result.ratio:.3f}",
-            f"{result.ratio_low:.3f} to {result.ratio_high:.3f}",
-            f"{result.peak_memory_bytes / 2**20:,.0f}" if result.peak_memory_bytes else "-",
-        )
-    console = Console(width=None if Console().is_terminal else 140, highlight=False)
-    console.print(table)
-    first = results[0]
-    console.print(
-        f"training steps of {args.batch_size} x {args.length} tokens in {args.precision} on {first.device}; "
-        f"anchor {compact(anchor.pattern)}, {first.rounds} interleaved rounds, {first.seconds:.0f} s"
-    )
+    target = None
+    if args.at_least is not None:
+        target = Target(at_least=args.at_least, absolute=args.at_least > LARGEST_FRACTION)
+    if args.isolate:
+        results = measure_isolated(architectures, anchor, conditions, target=target, plugins=args.plugin)
+    else:
+        results = measure(architectures, anchor, conditions, target=target)
+    figures = {
+        "command": shlex.join(["archsearch", *sys.argv[1:]]),
+        "conditions": dataclasses.asdict(conditions),
+        "isolated": args.isolate,
+        "anchor": describe(anchor),
+        "at_least": args.at_least,
+        "results": [
+            {**describe(x), **dataclasses.asdict(result)} for x, result in zip(architectures, results, strict=True)
+        ],
+    }
+    write(args, figures)
+    if not args.json:
+        print_measured(figures, conditions)
     return 0

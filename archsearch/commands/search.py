@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", metavar="TIME", help="begin no trial after this time (90s, 20min), then conclude")
     parser.add_argument("--stop-after", metavar="TIME", help="finish the trial in hand after this time, save, and stop")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="trials side by side (1)")
+    parser.add_argument(
+        "--table", action="append", default=[], metavar="FILE", help="a cost table to predict from, of any machine"
+    )
     parser.add_argument("--fresh", action="store_true", help="begin anew; the old folder is moved aside")
     parser.add_argument("--dry-run", action="store_true", help="sample, check and inspect candidates, train nothing")
     parser.add_argument("--join", action="store_true", help=argparse.SUPPRESS)
@@ -78,6 +81,7 @@ def _options(args: argparse.Namespace, space: Any) -> Any:
         fresh=args.fresh,
         join=args.join,
         plugins=tuple(args.plugin),
+        tables=tuple(args.table),
     )
 
 

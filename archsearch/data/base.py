@@ -33,7 +33,7 @@ class TokenData(lightning.LightningDataModule):
         self.eval_lengths = list(dict.fromkeys([length, *more]))
         self.seed = 0 if seed is None else seed
         self.num_workers = num_workers
-        self._restored_batches = 0
+        self._restored: dict[str, int] = {"batches": 0, "batches_of_a_rank": 0}
         check_at_least(1, length=length, batch_size=batch_size, eval_lengths=min(self.eval_lengths))
         check_at_least(0, num_workers=num_workers, seed=self.seed)
 
@@ -84,19 +84,23 @@ class TokenData(lightning.LightningDataModule):
         return self._eval_stream("test", self.evaluations()[0])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"batches": self._batches_done()}
+        return {"batches": self._batches_done(), "batches_of_a_rank": self._batches_of_a_rank()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restored_batches = state_dict["batches"]
+        self._restored = {"batches_of_a_rank": state_dict["batches"], **state_dict}
 
     def _batches_done(self) -> int:
-        """Return how many batches of this rank have been trained on."""
+        """Return how many batches all ranks together have trained on, as many ranks as there were."""
+        more = self._batches_of_a_rank() - self._restored["batches_of_a_rank"]
+        return self._restored["batches"] + more * (self.trainer.world_size if self.trainer else 1)
+
+    def _batches_of_a_rank(self) -> int:
         if self.trainer is None:
-            return self._restored_batches
+            return self._restored["batches_of_a_rank"]
         # Lightning restores its own count only after it may have asked for the loader
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
         processed: int = progress.total.processed
-        return max(self._restored_batches, processed)
+        return max(self._restored["batches_of_a_rank"], processed)
 
     def _evaluation(self, length: int, *, variant: str = "", standard: bool = False) -> Evaluation:
         metrics, groups = self.extra_metrics, self.eval_groups(length)

@@ -19,9 +19,9 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True)
 class BatchStream:
-    """The batches `start()`, `start()` + 1, ... of a rank, without end.
+    """The batches `start()`, `start()` + 1, ... without end, shared by all ranks.
 
-    Of `world_size` ranks, rank r takes every world_size-th batch from its start + r; worker processes share a rank's
+    Of `world_size` ranks, rank r takes every world_size-th batch from `start()` + r on; worker processes share a rank's
     batches in the same way, so their number changes nothing. `start` is asked at every pass.
     """
 
@@ -32,11 +32,11 @@ class BatchStream:
     num_workers: int = 0
 
     def __iter__(self) -> Iterator[Batch]:
-        indices = self._indices()
+        indices, batch_at = self._indices(), self._batch_at()
         if self.num_workers == 0:
-            return map(self.batch_at, indices)
+            return map(batch_at, indices)
         # its own generator: an iterator over workers draws a seed, which would move the global one
-        dataset = _InWorkers(self.batch_at, indices)
+        dataset = _InWorkers(batch_at, indices)
         workers = DataLoader(dataset, batch_size=None, num_workers=self.num_workers, generator=torch.Generator())
         return iter(workers)
 
@@ -47,21 +47,45 @@ class BatchStream:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take nothing back."""
 
+    def _batch_at(self) -> Callable[[int], Batch]:
+        return self.batch_at
+
     def _indices(self) -> count[int] | range:
-        return count(self.start() * self.world_size + self.rank, self.world_size)
+        return count(self.start() + self.rank, self.world_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FiniteBatchStream(BatchStream):
-    """The batches from 0 up to `stop`, for evaluation."""
+    """The batches from 0 up to `stop`, for evaluation; a rank that has one less than others gets one to score nothing.
+
+    A model whose weights are spread over the ranks needs all of them at every batch.
+    """
 
     stop: int
 
     def __len__(self) -> int:
         return len(self._indices())
 
+    def _batch_at(self) -> Callable[[int], Batch]:
+        return _FilledUp(self.batch_at, self.stop)
+
     def _indices(self) -> range:
-        return range(self.rank, self.stop, self.world_size)
+        return range(self.rank, -(-self.stop // self.world_size) * self.world_size, self.world_size)
+
+
+@dataclass(frozen=True)
+class _FilledUp:
+    """The batches up to `stop`, then the last one again with nothing to score."""
+
+    batch_at: Callable[[int], Batch]
+    stop: int
+
+    def __call__(self, index: int) -> Batch:
+        batch = self.batch_at(min(index, self.stop - 1))
+        if index < self.stop:
+            return batch
+        nothing = {"targets": IGNORED, "groups": -1}
+        return {name: torch.full_like(x, nothing[name]) if name in nothing else x for name, x in batch.items()}
 
 
 class _InWorkers(IterableDataset[Batch]):

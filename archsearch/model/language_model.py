@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from archsearch.architecture import Architecture
 from archsearch.config import ConfigError
+from archsearch.kernels.linear_cross_entropy.op import linear_cross_entropy
 from archsearch.mixers.common import State
 from archsearch.model.block import Block
+from archsearch.model.cuda_graphs import Recorded, record
 
 
 class HybridLM(nn.Module):
@@ -27,7 +30,40 @@ class HybridLM(nn.Module):
         self.head = nn.Linear(hidden_size, architecture.vocab_size, bias=False)
         if architecture.tie_embeddings:
             self.head.weight = self.embedding.weight
+        self._recorded: dict[tuple[int, int], list[Recorded]] = {}
         self.reset_parameters()
+
+    @property
+    def activation_checkpointing(self) -> bool:
+        """Whether every block keeps its input alone for the backward pass and computes the rest once more."""
+        return all(block.activation_checkpointing for block in self.blocks)
+
+    @activation_checkpointing.setter
+    def activation_checkpointing(self, value: bool) -> None:
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.activation_checkpointing = value
+
+    def compile_blocks(self, backend: str = "inductor") -> None:
+        """Let torch.compile translate each block when it is first called; names in the state dict stay."""
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.compile_backend = backend
+
+    def record_blocks(self, batch_size: int, length: int) -> None:
+        """Record the blocks as CUDA graphs, in the autocast at hand: training on `[B, T]` tokens then replays them.
+
+        Packed documents, states and evaluation run as before. Raises ConfigError where blocks cannot be recorded.
+        """
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        if self.activation_checkpointing or any(block.compile_backend for block in blocks):
+            raise ConfigError("cuda_graphs: cannot be combined with activation_checkpointing or compile")
+        if not self.embedding.weight.is_cuda:
+            raise ConfigError("cuda_graphs: needs a CUDA GPU")
+        if any(block.mlp.has_auxiliary_loss for block in blocks):
+            raise ConfigError("cuda_graphs: an MLP with an auxiliary loss cannot be recorded")
+        x = self.embedding.weight.new_zeros(batch_size, length, self.architecture.hidden_size)
+        self._recorded[batch_size, length] = record(blocks, x)
 
     def reset_parameters(self) -> None:
         """Draw fresh weights: normal(0, init_std), projections back into the residual scaled by 1 / sqrt(2 layers)."""
@@ -47,21 +83,32 @@ class HybridLM(nn.Module):
         cu_seqlens: Tensor | None = None,
         *,
         last_only: bool = False,
+        targets: Tensor | None = None,
     ) -> tuple[Tensor, list[State] | None]:
         """Return logits `[B, T, vocabulary]` for `tokens` `[B, T]`, and one state per layer to go on from.
 
+        With `targets` `[B, T]`, return their mean cross-entropy in nats in place of the logits, -100 not counted.
+
         `cu_seqlens` `[documents + 1]` bounds packed documents over the B x T tokens laid end to end, so every row's
-        start is a bound; documents do not see each other and no states are returned. `last_only` computes the logits
-        `[B, 1, vocabulary]` of each row's last position alone.
+        start is a bound; documents do not see each other and no states are returned, nor where blocks recorded as CUDA
+        graphs are replayed. `last_only` computes the logits `[B, 1, vocabulary]` of each row's last position alone.
         """
         x = self.embedding(tokens)
         if cu_seqlens is not None:
             x = x.reshape(1, -1, x.shape[-1])
         new_states: list[State] = []
-        for i, block in enumerate(self.blocks):
+        replayed = self.training and torch.is_grad_enabled() and states is None and cu_seqlens is None
+        recorded = self._recorded.get((tokens.shape[0], tokens.shape[1]), []) if replayed else []
+        for replay in recorded:
+            x = replay(x)
+        for i, block in enumerate([] if recorded else self.blocks):
             x, state = block(x, states[i] if states else None, cu_seqlens)
             if state is not None:
                 new_states.append(state)
         x = x.reshape(*tokens.shape, -1)
-        logits = self.head(self.norm(x[:, -1:] if last_only else x))
-        return logits, (new_states if cu_seqlens is None else None)
+        x = self.norm(x[:, -1:] if last_only else x)
+        if targets is None:
+            result = self.head(x)
+        else:
+            result = linear_cross_entropy(x.flatten(0, 1), self.head.weight, targets.flatten())
+        return result, (None if recorded or cu_seqlens is not None else new_states)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from archsearch.architecture import Architecture, BoundMixer
 from archsearch.registry import MixerOptions
 from archsearch.search.choices import Choices, Match, Range, Scalar, solve
 from archsearch.search.placement import PlacementError, nth_subset, place
 from archsearch.search.space import Space
+
+Decided = TypeVar("Decided")
 
 
 class Suggest(Protocol):
@@ -149,6 +151,19 @@ def enumerate_candidates(space: Space, limit: int) -> list[Candidate] | None:
     return list(found.values())
 
 
+def shapes(space: Space) -> list[MixerOptions]:
+    """Return every legal shape of the inserted mixer, the one as written first."""
+    found = {repr(space.published): space.published}
+    for options, illegal in _every(lambda suggest: _shape(space, suggest)):
+        try:
+            options.check(space.base.hidden_size)
+        except ValueError:
+            continue
+        if illegal is None:
+            found.setdefault(repr(options), options)
+    return list(found.values())
+
+
 class RandomSuggest:
     """Decide uniformly."""
 
@@ -203,10 +218,15 @@ def _placings(space: Space, count: int) -> int:
 
 
 def _walk(space: Space) -> Iterator[Candidate]:
+    return _every(lambda suggest: sample(space, suggest))
+
+
+def _every(decide: Callable[[Suggest], Decided]) -> Iterator[Decided]:
+    """Yield what `decide` makes of every sequence of decisions."""
     path: list[int] = []
     while True:
         replay = _Replay(path)
-        yield sample(space, replay)
+        yield decide(replay)
         while path and path[-1] + 1 == replay.ways[len(path) - 1]:
             path.pop()
         if not path:

@@ -71,6 +71,16 @@ class Row:
         """Training throughput relative to the budget's anchor."""
         return self.result.measurement["ratio"] if self.result.measurement else None
 
+    @property
+    def is_predicted(self) -> bool:
+        """Whether the throughput comes from a cost table instead of this very model's steps."""
+        return bool(self.result.measurement) and (self.result.measurement or {}).get("source") == "predicted"
+
+    @property
+    def warning(self) -> str | None:
+        """What belongs beside a throughput that was predicted for another machine."""
+        return (self.result.measurement or {}).get("warning")
+
 
 def objective_value(metrics: Mapping[str, Mapping[str, float]], objective: Any) -> float | None:
     """Return an objective's value from the metrics of all tasks."""

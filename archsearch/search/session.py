@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from archsearch.config import ConfigError
-from archsearch.search import cost, evidence
+from archsearch.search import cost, cost_tables, evidence, outlook
 from archsearch.search.folder import open_folder, read_evidence
 from archsearch.search.locks import Lock
 from archsearch.search.process import die_with_parent
@@ -42,6 +42,7 @@ class Options:
     fresh: bool = False
     join: bool = False
     plugins: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +73,19 @@ def run(space: Space, options: Options) -> Conclusion:
             ask_until=began + options.timeout if options.timeout is not None else None,
             stop_at=began + options.stop_after if options.stop_after is not None else None,
         )
+        tables, news = cost_tables.prepare(space, options.file, folder, options.tables)
         view = StudyView(space, folder, options.trials, lambda rows: cost.time_left(space, rows, options.trials))
+        study = Study(space, store, limits, view, options.plugins, tables)
         with view, _workers(options, folder) as workers:
-            return _search(Study(space, store, limits, view, options.plugins), view, options, workers)
+            if not options.join:
+                _announce(study, view, options, news)
+            return _search(study, view, options, workers)
     finally:
         store.close()
 
 
 def _search(study: Study, view: StudyView, options: Options, workers: Workers) -> Conclusion:
     store = study.store
-    if not options.join:
-        _announce(study, view, options)
     ending = study.run()
     while any(worker.poll() is None for worker in workers):
         study.refresh()
@@ -122,11 +125,14 @@ def _conclude(study: Study, view: StudyView, ending: str, workers: int) -> Concl
     return Conclusion(folder=folder, evidence=found, message=ending)
 
 
-def _announce(study: Study, view: StudyView, options: Options) -> None:
+def _announce(study: Study, view: StudyView, options: Options, news: Sequence[str]) -> None:
     rows = study.store.rows()
     ended = sum(row.outcome not in ("duplicate", "waiting", "running") for row in rows)
     view.say(f"{study.store.folder}: {f'going on after {ended} candidates' if ended else 'a new study'}")
     view.say(cost.upper_bound(study.space, options.trials))
+    for line in (*news, outlook.look(study.space, study.predictors()).warning):
+        if line:
+            view.say(line)
     study.refresh()
 
 
@@ -174,6 +180,6 @@ def _arguments(options: Options) -> list[str]:
     arguments += ["--trials", str(options.trials), "--seed", str(options.seed)]
     for name, value in (("--timeout", options.timeout), ("--stop-after", options.stop_after)):
         arguments += [name, f"{value:g}s"] if value is not None else []
-    for plugin in options.plugins:
-        arguments += ["--plugin", plugin]
+    for flag, values in (("--plugin", options.plugins), ("--table", options.tables)):
+        arguments += [word for value in values for word in (flag, value)]
     return arguments

@@ -9,10 +9,12 @@ from typing import Any, Protocol
 
 from archsearch.search.budget import Check, check_exact, to_plain
 from archsearch.search.candidates import Candidate, enumerate_candidates
+from archsearch.search.judge import Table, predict
 from archsearch.search.process import Report, run_trial
 from archsearch.search.rows import Result, Row, failed_checks, objective_value, plain
 from archsearch.search.space import Space
 from archsearch.search.store import PATIENCE, Hold, Store, is_alive, trailing_repeats
+from archsearch.throughput.predict import Predictor
 
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 """A candidate is trained in the precision that it is timed in; Lightning's names."""
@@ -54,6 +56,7 @@ class Study:
     limits: Limits
     view: View
     plugins: Sequence[str] = ()
+    tables: Mapping[str, Table] = field(default_factory=dict)
     _every_key: set[str] | None = field(default=None, init=False)
 
     def run(self) -> str | None:
@@ -74,6 +77,10 @@ class Study:
     def refresh(self) -> None:
         """Show what there is."""
         self.view.update(self.store.rows(), {})
+
+    def predictors(self) -> dict[str, Predictor]:
+        """Return what predicts each mode, from the tables as they are now: trials add to them."""
+        return {mode: table.predictor() for mode, table in self.tables.items()}
 
     def others_running(self) -> list[int]:
         """Return the trials that other workers are running."""
@@ -112,12 +119,18 @@ class Study:
         if refusal := failed_checks(checks):
             self.store.tell(hold, Result(outcome="refused", reason=refusal, checks=plain(checks)))
             return None
+        found = predict(self.space.budget, candidate.architecture, self.predictors())
+        if refusal := failed_checks(list(found.checks.values())):
+            everything = plain([*checks, *found.checks.values()])
+            result = Result(outcome="refused", reason=refusal, checks=everything, measurement=found.figures)
+            self.store.tell(hold, result)
+            return None
         return checks
 
     def _run_trial(self, hold: Hold, checks: Sequence[Check]) -> Result:
         description = next(row.description for row in self.store.rows() if row.number == hold.number)
         assert description is not None
-        config = trial_config(self.space, description.architecture, self.store.seed, self.plugins)
+        config = trial_config(self.space, description.architecture, self.store.seed, self.plugins, tables=self.tables)
         report = run_trial(
             hold.folder,
             config,
@@ -164,11 +177,13 @@ def trial_config(
     plugins: Sequence[str],
     *,
     budget: bool = True,
+    tables: Mapping[str, Table] | None = None,
 ) -> dict[str, Any]:
     """Return what a trial's process needs to know, as plain values."""
     return {
         "architecture": dict(architecture or {}),
         "budget": to_plain(space.budget) if budget and space.budget.measured else None,
+        "tables": {mode: table.to_plain() for mode, table in (tables or {}).items()},
         "tasks": {
             name: {
                 "data": task.data,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ def print_result(space: Space, folder: Path, evidence: Mapping[str, Any], messag
     console = make_console()
     rows = [_row(trial) for trial in evidence["trials"]]
     console.print(rows_table(space, rows, {}))
-    console.print("* as written in the space, exempt from the size tolerance\n")
+    console.print("* as written in the space, exempt from the size tolerance")
+    _print_sources(console, rows)
+    console.print()
     counts = ", ".join(f"{count} {outcome}" for outcome, count in evidence["counts"].items() if outcome != "waiting")
     console.print(f"{message}: {counts}", markup=False)
     if evidence["confirmed"]:
@@ -49,6 +51,7 @@ def print_status(status: Status) -> None:
     """Print what a study ran, is running and refused."""
     console = make_console()
     console.print(rows_table(status.space, status.rows, status.alive))
+    _print_sources(console, status.rows)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in status.counts.items())
     console.print(f"\n{status.folder}: {counts or 'no trials yet'}", markup=False)
     if status.abandoned:
@@ -56,6 +59,14 @@ def print_status(status: Status) -> None:
         console.print(f"abandoned by a killed worker: {numbers}; the next worker of this study takes them up again")
     if status.evidence:
         console.print(verdict(status.evidence, status.folder), markup=False)
+
+
+def _print_sources(console: Console, rows: Sequence[Row]) -> None:
+    """Say which throughputs were predicted, and for which machine where that is not this one."""
+    if any(row.is_predicted for row in rows):
+        console.print("~ predicted from the study's cost table; the others were measured")
+    for warning in sorted({row.warning for row in rows if row.warning}):
+        console.print(f"warning: {warning}", markup=False)
 
 
 def print_survey(space: Space, figures: Mapping[str, Any]) -> None:

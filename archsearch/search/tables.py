@@ -32,7 +32,7 @@ def cells(space: Space, row: Row, report: Report | None = None) -> list[str]:
         described.shape if described else "",
         f"{described.parameters:,}" if described and described.parameters else "",
         f"{described.parameters_change:+.1%}" if described and described.parameters_change is not None else "",
-        f"{row.ratio:.2f} x" if row.ratio is not None else "",
+        f"{'~' if row.is_predicted else ''}{row.ratio:.2f} x" if row.ratio is not None else "",
         *(f"{value:.4g}" if value is not None else "" for value in values),
         outcome(row, report),
     ]

@@ -74,21 +74,27 @@ def run(config: Mapping[str, Any], folder: Path, journal: Journal) -> None:
     where = Where(str(folder / "config.yaml"))
     architecture = Architecture.from_dict(config["architecture"], where / "architecture")
     if config["budget"]:
-        _check_budget(architecture, config["budget"], journal, where / "budget")
+        _check_budget(architecture, config["budget"], config.get("tables", {}), journal, where / "budget")
     for name, task in config["tasks"].items():
         if name not in journal.report["metrics"]:
             _train(architecture, name, task, config["seed"], folder, journal)
 
 
-def _check_budget(architecture: Any, plain: Mapping[str, Any], journal: Journal, where: Where) -> None:
-    from archsearch.search.budget import Check, check_measured, from_plain, measure
+def _check_budget(
+    architecture: Any, plain: Mapping[str, Any], tables: Mapping[str, Any], journal: Journal, where: Where
+) -> None:
+    from archsearch.search.budget import Check, from_plain
+    from archsearch.search.judge import Table, decide
 
     if "checks" not in journal.report:
         journal.write(phase="throughput")
-        budget = from_plain(plain, where)
-        measurement = measure(budget, architecture)
-        checks = [asdict(check) for check in check_measured(budget, measurement)]
-        journal.write(measurement=asdict(measurement), checks=checks)
+        found = decide(
+            from_plain(plain, where),
+            architecture,
+            {mode: Table.from_plain(table) for mode, table in tables.items()},
+            say=lambda text: journal.write(phase=f"throughput: {text}"),
+        )
+        journal.write(measurement=found.figures, checks=[asdict(check) for check in found.checks.values()])
     broken = [check for values in journal.report["checks"] if (check := Check(**values)).violation > 0]
     if broken:
         raise RefusalError("; ".join(check.reason for check in broken))

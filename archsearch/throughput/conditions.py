@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from archsearch.architecture import Architecture
 from archsearch.config import ConfigError
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 MODES = ("train", "prefill", "decode")
-DEFAULT_VOCABULARY = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +59,6 @@ class Conditions:
         if self.mode == "decode":
             return f"generation steps of {self.batch_size} sequences after {self.length} tokens in {precision}"
         return f"{'training steps' if self.mode == 'train' else 'forward passes'} of {size} tokens in {precision}"
-
-
-def with_vocabulary(architecture: Architecture, base: Architecture | None = None) -> Architecture:
-    """Return the architecture with a vocabulary: its own, else that of `base`, else 256."""
-    vocabulary = architecture.vocab_size or (base.vocab_size if base else None) or DEFAULT_VOCABULARY
-    return replace(architecture, vocab_size=vocabulary)
 
 
 def describe_device(device: torch.device) -> str:

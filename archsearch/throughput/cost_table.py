@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.architecture import Architecture
-from archsearch.config import ConfigError, Where, fill
+from archsearch.config import Where, fill
 from archsearch.files import write_atomic
 
 FORMAT = 1
+DEFAULT_VOCABULARY = 256
 MACHINE = ("card", "driver", "torch", "triton", "fla", "kernels")
 
 
@@ -152,6 +153,12 @@ def check_usable(table: CostTable, wanted: Key, path: str | Path, *, named: bool
     if not named:
         raise where.error(f"is a table of another machine ({differences}); name it with --table to use it all the same")
     return f"predicted for another machine, {table.key.describe()}; here: {differences}"
+
+
+def with_vocabulary(architecture: Architecture, base: Architecture | None = None) -> Architecture:
+    """Return the architecture with a vocabulary: its own, else that of `base`, else 256."""
+    vocabulary = architecture.vocab_size or (base.vocab_size if base else None) or DEFAULT_VOCABULARY
+    return dataclasses.replace(architecture, vocab_size=vocabulary)
 
 
 def parts_of(architecture: Architecture) -> dict[str, int]:

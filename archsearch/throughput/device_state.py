@@ -93,11 +93,10 @@ def describe(figures: dict[str, Any] | None) -> str:
     return ", ".join([*parts, *figures["slowdowns"]])
 
 
-def open_card(device: torch.device, library: Any = None) -> Card | None:
+def open_card(device: torch.device, library: Any = None, properties: Any = None) -> Card | None:
     """Return the card behind a torch device, None where the driver's library is missing or refuses."""
     try:
-        library = library or ctypes.CDLL(LIBRARY)
-        return Card(library, torch.cuda.get_device_properties(device))
+        return Card(library or ctypes.CDLL(LIBRARY), properties or torch.cuda.get_device_properties(device))
     except (OSError, AttributeError, NvmlError):
         return None
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from archsearch.architecture import Architecture
-from archsearch.throughput.conditions import Conditions, describe_device, with_vocabulary
+from archsearch.throughput.conditions import Conditions, describe_device
 from archsearch.throughput.contestant import Contestant, Stage
+from archsearch.throughput.cost_table import with_vocabulary
 from archsearch.throughput.device_state import Watch, summarise
 from archsearch.throughput.limits import limits_of_this_gpu
 from archsearch.throughput.rounds import Log, Pass, interleave
@@ -84,7 +85,7 @@ def measure(
     with Stage(contestants) as stage:
         contest = Contest(stage.passes(), conditions, target)
         contest.run(started + conditions.time_limit, time.monotonic, watch)
-    common = {
+    common: dict[str, Any] = {
         "device": describe_device(device),
         "seconds": time.monotonic() - started,
         "holding": stage.holding(),

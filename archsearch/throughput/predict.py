@@ -60,13 +60,18 @@ class Residuals:
 
 
 class Predictor:
-    """Answers for one table; the residuals are worked out once."""
+    """Answers for one table; the residuals are worked out once. `warning` belongs beside every figure, if any."""
 
-    def __init__(self, table: CostTable) -> None:
-        self.table = table
-        known = [whole for whole in table.wholes.values() if all(part in table.costs for part in whole.parts)]
+    def __init__(self, table: CostTable, warning: str | None = None) -> None:
+        self.table, self.warning = table, warning
+        self._known = known = [x for x in table.wholes.values() if all(part in table.costs for part in x.parts)]
         self._residuals = summarise([_residual(table, whole) for whole in known])
         self._of_bytes = summarise([x for whole in known if (x := _bytes_residual(table, whole)) is not None])
+
+    @property
+    def source(self) -> str:
+        """Where the figures come from, in words."""
+        return "predicted" if self.warning is None else f"predicted for another machine, {self.table.key.card}"
 
     def predict(self, architecture: Architecture) -> Estimate:
         """Return the seconds per step. Raises MissingPartsError."""
@@ -102,10 +107,14 @@ class Predictor:
         found = self._of_bytes
         return Estimate(median=total * math.exp(found.bias), spread=found.spread, freedom=found.freedom)
 
+    def sum_of_parts(self, architecture: Architecture) -> float:
+        """Return the seconds per step without what whole patterns have shown besides. Raises MissingPartsError."""
+        return self._sum(parts_of(architecture))
+
     def measured(self, architecture: Architecture) -> Whole | None:
         """Return what this very pattern, or one with the same blocks in another order, took as a whole."""
         parts = parts_of(architecture)
-        return next((whole for whole in self.table.wholes.values() if whole.parts == parts), None)
+        return next((whole for whole in self._known if whole.parts == parts), None)
 
     def _estimate(self, parts: Mapping[str, int]) -> Estimate:
         total, found = self._sum(parts), self._residuals
@@ -119,8 +128,8 @@ class Predictor:
             found = self._residuals
             return Residuals(bias=0.0, spread=math.sqrt(2) * found.spread, freedom=found.freedom, number=0)
         own = _residual(self.table, measured)
-        wholes = (x for x in self.table.wholes.values() if x.parts != measured.parts)
-        return summarise([_residual(self.table, x) - own for x in wholes if all(y in self.table.costs for y in x.parts)])
+        others = [whole for whole in self._known if whole.parts != measured.parts]
+        return summarise([_residual(self.table, whole) - own for whole in others])
 
     def _sum(self, parts: Mapping[str, int]) -> float:
         self._check(parts)
@@ -142,16 +151,14 @@ def summarise(residuals: Sequence[float]) -> Residuals:
     bias = statistics.fmean(residuals)
     squares = PRIOR_WEIGHT * PRIOR_SPREAD**2 + math.fsum((x - bias) ** 2 for x in residuals)
     freedom = PRIOR_WEIGHT + number - 1
-    return Residuals(
-        bias=bias, spread=math.sqrt(squares / freedom * (1 + 1 / number)), freedom=freedom, number=number
-    )
+    return Residuals(bias=bias, spread=math.sqrt(squares / freedom * (1 + 1 / number)), freedom=freedom, number=number)
 
 
 def residual_figures(table: CostTable, confidence: float = 0.95) -> dict[str, Any]:
     """Return for each whole pattern how the table without it would have predicted it, and the summary."""
     known = {name: x for name, x in table.wholes.items() if all(part in table.costs for part in x.parts)}
     residuals = {name: _residual(table, whole) for name, whole in known.items()}
-    patterns = []
+    patterns: list[dict[str, Any]] = []
     for name, whole in known.items():
         rest = summarise([value for other, value in residuals.items() if other != name])
         predicted = whole.seconds * math.exp(rest.bias - residuals[name])

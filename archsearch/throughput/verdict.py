@@ -114,8 +114,10 @@ def log_wealth(hits: int, rounds: int) -> float:
     2 (2 p)^hits (2 (1 - p))^misses over them.
     """
     misses = rounds - hits
-    tail = 1 - float(betainc(hits + 1, misses + 1, 0.5))
-    spread = (rounds + 1) * math.log(2) + float(betaln(hits + 1, misses + 1)) + math.log(max(tail, 1e-300))
+    tail = float(betainc(misses + 1, hits + 1, 0.5))
+    if tail == 0:  # too few hits by far
+        return -math.inf
+    spread = (rounds + 1) * math.log(2) + float(betaln(hits + 1, misses + 1)) + math.log(tail)
     everything = rounds * math.log(2) if misses == 0 else -math.inf
     high, low = max(spread, everything), min(spread, everything)
     return high + math.log1p(math.exp(low - high)) - math.log(2)

@@ -14,6 +14,9 @@ import lightning.pytorch as lightning
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar
 
+from archsearch.data.stream import IGNORED
+from archsearch.training.ranks import any_rank
+
 LAST = "last.ckpt"
 WINDOW = 50  # batches that tokens/s is a mean of
 
@@ -40,7 +43,7 @@ class SaveLast(Checkpoint):
     def on_train_batch_end(
         self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        due = trainer.strategy.broadcast(time.monotonic() - self._saved_at >= self.every_seconds)
+        due = any_rank(time.monotonic() - self._saved_at >= self.every_seconds)
         # a checkpoint holds no gradients: between two accumulated batches it would lose those of the first
         if due and not trainer.fit_loop._should_accumulate():
             self._save(trainer)
@@ -127,7 +130,8 @@ class PredictionWriter(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self._batches.append({name: values.cpu() for name, values in outputs.items()})
+        if (outputs["targets"] != IGNORED).any():  # not so in a batch that only keeps another rank company
+            self._batches.append({name: values.cpu() for name, values in outputs.items()})
 
     def on_predict_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         path = Path(self.path or Path(trainer.log_dir or trainer.default_root_dir, "predictions.pt"))
@@ -148,11 +152,17 @@ class StopOnInterrupt(Callback):
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         def stop(*_: object) -> None:
             self.interrupted = True
-            trainer.should_stop = True
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
         self._previous = signal.getsignal(signal.SIGINT)
         signal.signal(signal.SIGINT, stop)
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # the signal may reach one rank alone, or the others a step later
+        if any_rank(self.interrupted):
+            self.interrupted = trainer.should_stop = True
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         signal.signal(signal.SIGINT, self._previous)

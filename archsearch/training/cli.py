@@ -15,9 +15,10 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import StrategyRegistry
 
 from archsearch import data as data_modules
-from archsearch.config import ConfigError
+from archsearch.config import ConfigError, nearest
 from archsearch.data.base import TokenData
 from archsearch.registry import import_plugin
 from archsearch.training.callbacks import PredictionWriter, ProgressBar, SaveLast, StopOnInterrupt, TokensPerSecond
@@ -25,6 +26,7 @@ from archsearch.training.checkpoint import load_checkpoint
 from archsearch.training.cli_errors import TRUSTED, UsageError, explain, innermost
 from archsearch.training.module import LanguageModel
 from archsearch.training.run import be_quiet
+from archsearch.training.strategy import NAME as FSDP2
 
 MAX_STEPS = 500  # where nothing says when to stop
 VALIDATE_EVERY = 250  # batches, about: so that the last step is validated
@@ -124,7 +126,8 @@ class Command(LightningCLI):
 
     def _take_defaults(self, subcommand: str, path: str) -> None:
         self.checkpoint = load_checkpoint(path)
-        self._subcommand_parsers[subcommand].set_defaults(_as_defaults(self.checkpoint))
+        defaults = _as_defaults(self.checkpoint) | (_run_defaults(self.checkpoint) if subcommand == "fit" else {})
+        self._subcommand_parsers[subcommand].set_defaults(defaults)
 
     def _parse(self, parser: LightningArgumentParser, args: list[str]) -> Namespace:
         try:
@@ -148,6 +151,7 @@ class Command(LightningCLI):
         if arguments is not None and arguments.get("seed", 0) is None:
             arguments["seed"] = config["seed_everything"]
         trainer = config["trainer"]
+        check_strategy(trainer["strategy"])
         endless = trainer["max_steps"] == -1 and trainer["max_epochs"] in (None, -1) and trainer["max_time"] is None
         if endless and config["model"]["schedule"]["tokens"] is None:
             trainer["max_steps"] = MAX_STEPS
@@ -182,7 +186,8 @@ class Command(LightningCLI):
         """Say what came out and where it is."""
         self._print_metrics("val")
         saver = next(x for x in vars(self.trainer)["callbacks"] if isinstance(x, SaveLast))
-        if (path := saver.path(self.trainer)).is_file():
+        path = saver.path(self.trainer)  # asked of all ranks
+        if self.trainer.is_global_zero and path.is_file():
             print(f"checkpoint: {path}")
 
     def after_validate(self) -> None:
@@ -192,6 +197,8 @@ class Command(LightningCLI):
         self._print_metrics("test")
 
     def _print_metrics(self, stage: str) -> None:
+        if not self.trainer.is_global_zero:
+            return
         metrics = {name: x for name, x in self.trainer.callback_metrics.items() if name.startswith(f"{stage}/")}
         width = max([24, *(len(name) + 2 for name in metrics)])
         for name, value in metrics.items():
@@ -212,6 +219,14 @@ class SaveConfig(SaveConfigCallback):
         name = str(trainer.state.fn.value) if trainer.state.fn else stage
         self.config_filename = "config.yaml" if name == "fit" else f"{name}.yaml"
         super().setup(trainer, pl_module, stage)
+
+
+def check_strategy(strategy: object) -> None:
+    """Raise ConfigError where a strategy given by its name does not exist."""
+    known = ["auto", *StrategyRegistry.available_strategies()]
+    if isinstance(strategy, str) and strategy not in known:
+        common = f"auto, ddp, {FSDP2} or another name or class of Lightning's strategies"
+        raise ConfigError(f"trainer.strategy: unknown {strategy!r}{nearest(strategy, known)}; known: {common}")
 
 
 def check_same_model(path: str, checkpoint: Mapping[str, Any], model: LanguageModel) -> None:
@@ -240,6 +255,12 @@ def _as_defaults(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         arguments = dict(checkpoint["datamodule_hyper_parameters"])
         defaults["data"] = {"class_path": checkpoint["data_class"], "init_args": arguments}
     return defaults
+
+
+def _run_defaults(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the training ran, which has no meaning for an evaluation."""
+    model = checkpoint["hyper_parameters"]
+    return {f"model.{name}": model[name] for name in ("activation_checkpointing", "compile") if name in model}
 
 
 def _take_own_flags(argv: list[str]) -> tuple[list[str], list[str], bool]:

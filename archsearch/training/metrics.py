@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 from torchmetrics import Metric
 
-from archsearch.training.step import IGNORED
+from archsearch.data.stream import IGNORED
 
 
 class LanguageMetrics(Metric):
@@ -72,7 +72,7 @@ class LanguageMetrics(Metric):
             for name, loss, correct, scored in zip(
                 self.groups, self.group_loss, self.group_correct, self.group_scored, strict=True
             )
-            
+            if scored > 0
         }
 
 

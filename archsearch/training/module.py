@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from archsearch.architecture import Architecture, small
-from archsearch.config import ConfigError, Where, fill
+from archsearch.config import ConfigError, Where, fill, nearest
 from archsearch.data.base import TokenData
 from archsearch.data.evaluation import Evaluation
+from archsearch.data.stream import IGNORED
 from archsearch.model.language_model import HybridLM
 from archsearch.training.metrics import LanguageMetrics
+from archsearch.training.ranks import sum_over_ranks
 from archsearch.training.step import (
-    IGNORED,
     Batch,
     OptimizerOptions,
     ScheduleOptions,
@@ -27,6 +28,7 @@ from archsearch.training.step import (
     lr_factor,
     training_losses,
 )
+from archsearch.training.strategy import shard
 
 OPTIMIZER = OptimizerOptions()
 SCHEDULE = ScheduleOptions()
@@ -46,6 +48,8 @@ class LanguageModel(lightning.LightningModule):
         optimizer: OptimizerOptions = OPTIMIZER,
         schedule: ScheduleOptions = SCHEDULE,
         vocabulary: Literal["architecture", "data"] = "architecture",
+        activation_checkpointing: bool = False,
+        compile: bool | str = False,
     ) -> None:
         """Build the model with fresh weights.
 
@@ -58,12 +62,18 @@ class LanguageModel(lightning.LightningModule):
             schedule: Of the learning rate.
             vocabulary: Whose counts where the architecture says another than the data: `architecture` refuses the
                 data, `data` resizes the embedding and the head.
+            activation_checkpointing: Keep only the inputs of blocks for the backward pass, and compute the rest again:
+                less memory, about a third more time.
+            compile: Let torch.compile translate the blocks: true for its inductor backend, or a backend's name.
         """
         super().__init__()
         self.architecture = describe(architecture, pattern, vocab_size, resize=vocabulary == "data")
         self.optimizer_options = _options(OptimizerOptions, optimizer, "model.optimizer")
         self.schedule_options = _options(ScheduleOptions, schedule, "model.schedule")
         self.model = HybridLM(self.architecture)
+        self.model.activation_checkpointing = activation_checkpointing
+        if compile:
+            self.model.compile_blocks(check_backend("inductor" if compile is True else compile))
         self.tokens_seen = 0
         self._metrics = nn.ModuleList()
         # plain values only: a checkpoint has to load with weights_only=True
@@ -72,8 +82,15 @@ class LanguageModel(lightning.LightningModule):
                 "architecture": self.architecture.to_dict(),
                 "optimizer": dataclasses.asdict(self.optimizer_options),
                 "schedule": dataclasses.asdict(self.schedule_options),
+                "activation_checkpointing": activation_checkpointing,
+                "compile": compile,
             }
         )
+
+    def configure_model(self) -> None:
+        """Cut the model into shards where the strategy asks for that."""
+        if self.device_mesh is not None:
+            shard(self.model, self.device_mesh)
 
     def forward(self, tokens: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """Return logits `[B, T, vocabulary]` for `tokens` `[B, T]`."""
@@ -94,12 +111,12 @@ class LanguageModel(lightning.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss, auxiliary = training_losses(self.model, batch)
-        self.tokens_seen += batch["tokens"].numel() * self.trainer.world_size
-        self.log("train/loss", loss, prog_bar=True)
+        self.tokens_seen += sum_over_ranks(batch["tokens"].numel())
+        self.log("train/loss", loss, prog_bar=True, sync_dist=True)
         self.log("train/tokens", float(self.tokens_seen))
         if auxiliary is None:
             return loss
-        self.log("train/aux_loss", auxiliary)
+        self.log("train/aux_loss", auxiliary, sync_dist=True)
         return loss + auxiliary
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
@@ -211,9 +228,10 @@ class LanguageModel(lightning.LightningModule):
         for evaluation, metrics in zip(self._evaluations(), self._metrics, strict=True):
             for group, values in metrics.compute().items():  # type: ignore[operator]
                 for name, value in values.items():
-                    self.log(_path(stage, name, evaluation.name, group), value)
+                    self.log(_path(stage, name, evaluation.name, group), value, sync_dist=True)
                     if evaluation.standard and not group:
-                        self.log(_path(stage, name, evaluation.part), value, prog_bar=name in SHOWN)
+                        shown = name in SHOWN
+                        self.log(_path(stage, name, evaluation.part), value, prog_bar=shown, sync_dist=True)
         self._metrics = nn.ModuleList()  # their states do not belong into a checkpoint
 
 
@@ -242,6 +260,16 @@ def describe(
             f"must be {vocab_size}, the data's vocabulary; got {described.vocab_size} ({way_out})"
         )
     return described if vocab_size is None else dataclasses.replace(described, vocab_size=vocab_size)
+
+
+def check_backend(name: str) -> str:
+    """Return the name of a backend of torch.compile. Raises ConfigError where there is none of that name."""
+    from torch._dynamo import list_backends  # a second of imports
+
+    known = list_backends(exclude_tags=())
+    if name not in known:
+        raise ConfigError(f"model.compile: unknown backend {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+    return name
 
 
 def _path(*names: str) -> str:

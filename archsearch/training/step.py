@@ -8,16 +8,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from archsearch.config import ConfigError, Where, parse_quantity, quantity
+from archsearch.kernels.linear_cross_entropy.op import IGNORED
 from archsearch.model.language_model import HybridLM
 from archsearch.model.mlp.auxiliary import collect_auxiliary_losses
 
 Batch = dict[str, Tensor]
 """`tokens` and `targets` `[B, T]` (-100: not scored), and for packed documents `cu_seqlens` over the B x T tokens."""
-
-IGNORED = -100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,20 +103,14 @@ def training_losses(model: HybridLM, batch: Batch) -> tuple[Tensor, Tensor | Non
     The latter is over the scored tokens, each layer's loss times its weight, summed over layers.
     """
     with collect_auxiliary_losses(batch["targets"] != IGNORED) as auxiliary:
-        logits = forward(model, batch)
-    return next_token_loss(logits, batch["targets"]), auxiliary.total()
+        loss, _ = model(batch["tokens"], None, batch.get("cu_seqlens"), targets=batch["targets"])
+    return loss, auxiliary.total()
 
 
 def forward(model: HybridLM, batch: Batch) -> Tensor:
     """Return the logits `[B, T, vocabulary]` of a batch."""
     logits: Tensor = model(batch["tokens"], None, batch.get("cu_seqlens"))[0]
     return logits
-
-
-def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats over the scored targets, in at least float32."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
 
 
 def build_optimizer(model: nn.Module, options: OptimizerOptions, *, fused: bool | None = None) -> torch.optim.AdamW:

@@ -6,9 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from archsearch.kernels.dispatch import Backends
+from archsearch.kernels.dispatch import REFERENCE, Backends, opaque
 
-BACKENDS = Backends("grouped_linear")  # a grouped matrix product on the GPU would go here
+
+def _why_unavailable() -> str | None:
+    if not torch.cuda.is_available():
+        return "no CUDA GPU"
+    if torch.cuda.get_device_capability() < (8, 0):
+        return "grouped matrix products need compute capability 8.0 or newer"
+    return None if hasattr(functional, "grouped_mm") else "this PyTorch has no grouped matrix product"
+
+
+BACKENDS = Backends("grouped_linear", {"grouped_mm": _why_unavailable})
 
 
 def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor, *, backend: str = "auto") -> Tensor:
@@ -20,10 +29,23 @@ def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor, *, backend: str = 
     if x.ndim != 2 or weight.ndim != 3 or weight.shape[2] != x.shape[1] or counts.shape != weight.shape[:1]:
         shapes = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, counts {tuple(counts.shape)}"
         raise ValueError(f"x [M, D], weight [E, O, D] and counts [E] must fit; got {shapes}")
-    BACKENDS.choose(backend, x)
+    low = torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
+    refusal = _why_refused(weight, low)
+    if BACKENDS.choose(backend, x, {"grouped_mm": refusal} if refusal else None) != REFERENCE:
+        ends = counts.cumsum(0, dtype=torch.int32)
+        return functional.grouped_mm(x.to(low), weight.to(low).transpose(1, 2), offs=ends)
     return _group_by_group(x, weight, counts)
 
 
+def _why_refused(weight: Tensor, low: torch.dtype) -> str | None:
+    if low != torch.bfloat16:
+        return f"grouped matrix products are in bfloat16; got {str(low).removeprefix('torch.')}"
+    if weight.shape[1] % 8 or weight.shape[2] % 8:
+        return f"grouped matrix products need sizes that 8 divides; got a weight of {tuple(weight.shape)}"
+    return None
+
+
+@opaque
 def _group_by_group(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     sizes = counts.tolist()
     if sum(sizes) != x.shape[0]:

@@ -22,7 +22,7 @@ def test_a_stream_begins_where_it_is_told_whatever_the_workers(num_workers):
 
 def test_ranks_share_the_batches():
     ranks = [numbers(BatchStream(batch_at=numbered, start=lambda: 3, rank=r, world_size=2), 3) for r in (0, 1)]
-    assert ranks == [[6, 8, 10], [7, 9, 11]]
+    assert ranks == [[3, 5, 7], [4, 6, 8]]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -30,7 +30,19 @@ def test_a_finite_stream_ends_and_knows_its_length(num_workers):
     stream = FiniteBatchStream(batch_at=numbered, stop=5, num_workers=num_workers)
     assert len(stream) == 5
     assert numbers(stream) == [0, 1, 2, 3, 4]
-    assert [len(FiniteBatchStream(batch_at=numbered, stop=5, rank=r, world_size=2)) for r in (0, 1)] == [3, 2]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_ranks_evaluate_equally_many_batches_one_of_which_may_score_nothing(num_workers):
+    def batch(index):
+        number = torch.tensor([[index]])
+        return {"tokens": number, "targets": number, "groups": number}
+
+    shared = {"batch_at": batch, "stop": 5, "world_size": 2, "num_workers": num_workers}
+    ranks = [FiniteBatchStream(rank=rank, **shared) for rank in (0, 1)]
+    assert [len(stream) for stream in ranks] == [3, 3]
+    batches = [[[x.item() for x in batch.values()] for batch in stream] for stream in ranks]
+    assert batches == [[[0, 0, 0], [2, 2, 2], [4, 4, 4]], [[1, 1, 1], [3, 3, 3], [4, -100, -1]]]
 
 
 def test_workers_leave_the_global_random_numbers_alone():

@@ -156,7 +156,7 @@ def test_the_op_is_registered_as_pytorch_wants_it() -> None:
 
     leaves = [x.detach().clone().requires_grad_() for x in draw(PUBLISHED, "cuda").tensors]
     torch.library.opcheck(
-        _forward,
+        _forward.overload,
         (*leaves, None, 1.0, True),
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
     )

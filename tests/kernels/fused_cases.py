@@ -1,4 +1,4 @@
-"""Cases of the fused passes around a recurrence: the short convolution, and skip with gate and RMSNorm.
+"""Cases of the fused passes: the short convolution, skip with gate and RMSNorm, and the gate of an MLP.
 
 `python -m tests.kernels.fused_cases` runs them where TRITON_INTERPRET says so and prints the errors as JSON.
 """
@@ -17,6 +17,8 @@ from archsearch.kernels.gated_rms_norm.op import gated_rms_norm
 from archsearch.kernels.packing import document_starts
 from archsearch.kernels.short_conv.gpu.custom_op import short_conv_triton
 from archsearch.kernels.short_conv.op import short_conv
+from archsearch.kernels.swiglu.gpu.custom_op import swiglu_triton
+from archsearch.kernels.swiglu.op import swiglu
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """||a - b|| / ||b|| against the float64 reference on the same rounded inputs: a few units of the dtype's rounding."""
@@ -88,7 +90,24 @@ class NormCase:
         return gated_rms_norm(y, weight, 1e-5, gate=gate, skip=skip, skip_weight=factor, backend="reference")
 
 
-Case = ConvCase | NormCase
+@dataclass(frozen=True, kw_only=True)
+class SwiGLUCase:
+    rows: int = 6
+    width: int = 1100
+    dtype: torch.dtype = torch.float32
+
+    def draw(self, device: str) -> list[Tensor | None]:
+        """Return gate and up side by side."""
+        return [_random(device)(self.rows, 2 * self.width).to(self.dtype)]
+
+    def kernels(self, gate_up: Tensor) -> Tensor:
+        return swiglu_triton(gate_up)
+
+    def reference(self, gate_up: Tensor) -> Tensor:
+        return swiglu(gate_up, backend="reference")
+
+
+Case = ConvCase | NormCase | SwiGLUCase
 
 INTERPRETER: tuple[Case, ...] = (
     ConvCase(),
@@ -102,6 +121,8 @@ INTERPRETER: tuple[Case, ...] = (
     NormCase(per_head=True, skip=False, width=7, heads=5),
     NormCase(gate=False),
     NormCase(gate=False, skip=False, batch=1, steps=1, heads=1, width=3),
+    SwiGLUCase(),
+    SwiGLUCase(rows=1, width=3),
 )
 
 
@@ -113,6 +134,7 @@ def gpu_cases() -> list[Case]:
         NormCase(steps=1000, heads=84, width=16),
         NormCase(steps=500, heads=2, width=512, per_head=True, skip=False),
         NormCase(steps=100, heads=64, width=128),
+        SwiGLUCase(rows=2000, width=2752),
     )
     return [replace(case, dtype=dtype) for dtype in LIMITS for case in (*INTERPRETER, *real)]
 

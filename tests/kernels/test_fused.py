@@ -56,5 +56,5 @@ def test_the_interpreted_kernels_agree_with_the_float64_reference() -> None:
     errors = json.loads(run.stdout)
     assert set(errors) == set(map(str, INTERPRETER))
     for case, of in errors.items():
-        assert len(of) >= 3, case  # the output and at least two gradients
+        assert len(of) >= 2, case  # the output and at least one gradient
         assert max(of.values()) < LIMITS[torch.float32], (case, of)

@@ -87,7 +87,7 @@ RECURRENT = [
 LONG = [  # chunks of 128 steps: the most registers
     Case(f"recurrent-fp32-V{value}-long", plans._recurrent_plan(of, FP32, 100_000), of, FP32)
     for value in (64, 128)
-    for of in (shape(heads=4, key=16, value=value),)
+    for of in (shape(heads=6, key=16, value=value, shared_by=3),)
 ]
 
 

@@ -63,3 +63,16 @@ def test_a_check_runs_once_and_again_after_tuning() -> None:
     with pytest.warns(verify.WrongKernelWarning):
         assert check(1) == check(1)
     assert seen == [1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.compile's own
+def test_a_check_breaks_no_graph() -> None:
+    @verify.once
+    def check(size: int) -> str | None:
+        return verify.why_wrong(f"{size}", right, right, INPUTS)
+
+    def function(x: Tensor) -> Tensor:
+        return x * 2 if check(x.shape[0]) is None else x
+
+    torch._dynamo.reset()
+    assert torch.compile(function, fullgraph=True, backend="eager")(torch.ones(3)).tolist() == [2, 2, 2]

@@ -206,7 +206,16 @@ def test_a_token_without_probability_is_never_drawn():
     logits = torch.tensor([[0.0, -1e5, 0.0, -1e5]])
     assert choose(logits, torch.tensor([0.0]), 1.0).item() == 0
     assert choose(logits, torch.tensor([1 - 2**-24]), 1.0).item() == 2
+    assert choose(logits, torch.tensor([1.0]), 1.0).item() == 2  # a number below 1 may be rounded up
     assert choose(logits.bfloat16(), torch.tensor([1 - 2**-24]), 1e-30).item() == 2
+
+
+def test_a_draw_on_the_bound_of_two_tokens_takes_the_later():
+    assert choose(torch.zeros(1, 2), torch.tensor([0.5]), 1.0).item() == 1
+
+
+def test_low_precision_logits_are_summed_up_in_float32():
+    assert choose(torch.zeros(1, 1000, dtype=torch.bfloat16), torch.tensor([0.9005]), 1.0).item() == 900
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 import lightning.pytorch as lightning
 import pytest
 import torch
+from torch.nn import functional
 
 from archsearch.architecture import Architecture
 from archsearch.config import Where
 from archsearch.model.language_model import HybridLM
-from archsearch.training.step import forward, next_token_loss, train_step, training_losses
+from archsearch.training.step import forward, train_step, training_losses
 
 TINY = {
     "hidden_size": 16,
@@ -41,9 +42,13 @@ def batch(ignored=0):
     return {"tokens": tokens[:, :-1], "targets": targets}
 
 
+def cross_entropy(of, example):
+    return functional.cross_entropy(forward(of, example).flatten(0, 1), example["targets"].flatten())
+
+
 def test_the_auxiliary_loss_is_the_weighted_sum_over_layers():
     loss, auxiliary = training_losses(build(), batch())
-    assert loss == next_token_loss(forward(build(), batch()), batch()["targets"])
+    assert loss == cross_entropy(build(), batch())
     twice = training_losses(build(weight=1.0), batch())[1]
     assert twice.item() == pytest.approx(2 * auxiliary.item())
     assert 2 * 0.5 * 0.9 < auxiliary.item() < 2 * 0.5 * 2  # two layers, near the 1 of an even load
@@ -104,7 +109,7 @@ def test_lightning_logs_it_and_keeps_it_out_of_validation(model, trainer, words)
     assert 2 * 0.5 * 0.9 < metrics["train/aux_loss"].item() < 2 * 0.5 * 2
     assert not [name for name in metrics if name.startswith("val/") and "aux" in name]
     example = next(iter(run.val_dataloaders[0]))
-    expected = next_token_loss(forward(module.model, example), example["targets"])
+    expected = cross_entropy(module.model, example)
     assert metrics["val/loss"].item() == pytest.approx(expected.item(), rel=1e-5)
 
 

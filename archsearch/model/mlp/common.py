@@ -8,6 +8,11 @@ from torch import Tensor, nn
 class MLP(nn.Module):
     """The contract of an MLP: every token by itself, so packing, splitting and batching change nothing."""
 
+    @property
+    def has_auxiliary_loss(self) -> bool:
+        """Whether it adds to the training loss."""
+        return False
+
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` `[B, T, D]` into `[B, T, D]`."""
         raise NotImplementedError

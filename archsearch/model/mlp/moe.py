@@ -11,6 +11,7 @@ from torch.nn import functional
 from archsearch.config import ConfigError
 from archsearch.kernels.dispatch import full_precision
 from archsearch.kernels.grouped_linear.op import grouped_linear
+from archsearch.kernels.swiglu.op import swiglu
 from archsearch.mlp_registry import MLPOptions, register_mlp
 from archsearch.model.mlp.auxiliary import record_auxiliary_loss
 from archsearch.model.mlp.common import MLP
@@ -76,6 +77,10 @@ class MoE(MLP):
         self.shared_expert = SwiGLU(SwiGLUOptions(intermediate_size=shared), hidden_size) if shared else None
         self.reset_parameters(0.02, 0.02)
 
+    @property
+    def has_auxiliary_loss(self) -> bool:
+        return self.options.aux_loss_weight > 0
+
     def reset_parameters(self, init_std: float, output_std: float) -> None:
         nn.init.normal_(self.router.weight, std=init_std)
         nn.init.normal_(self.gate_up_proj, std=init_std)
@@ -107,9 +112,11 @@ class MoE(MLP):
         """Sum the outputs of the `chosen` experts `[N, K]` by their `weights` `[N, K]`: sort, compute, sort back."""
         per_token = chosen.shape[1]
         order = chosen.flatten().argsort(stable=True)  # of the N x K assignments, by expert
-        counts = chosen.flatten().bincount(minlength=self.options.num_experts)
-        gate, up = grouped_linear(tokens[order // per_token], self.gate_up_proj, counts).chunk(2, dim=-1)
-        y = grouped_linear(functional.silu(gate) * up, self.down_proj, counts)
+        experts = chosen.flatten()
+        # not bincount: what decides the shape of its result torch.compile cannot know
+        counts = experts.new_zeros(self.options.num_experts).index_add(0, experts, torch.ones_like(experts))
+        inner = swiglu(grouped_linear(tokens[order // per_token], self.gate_up_proj, counts))
+        y = grouped_linear(inner, self.down_proj, counts)
         y = y[order.argsort()].view(*chosen.shape, -1)  # [N, K, D]
         return (y * weights.to(y.dtype)[..., None]).sum(1)
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from archsearch.config import ConfigError
+from archsearch.kernels.swiglu.op import swiglu
 from archsearch.mlp_registry import MLPOptions, register_mlp
 from archsearch.model.mlp.common import MLP
 
@@ -48,6 +48,5 @@ class SwiGLU(MLP):
         nn.init.normal_(self.down_proj.weight, std=output_std)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        y: Tensor = self.down_proj(functional.silu(gate) * up)
+        y: Tensor = self.down_proj(swiglu(self.gate_up_proj(x)))
         return y

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from archsearch.kernels.dispatch import full_precision
 from archsearch.kernels.fla import use_tuned
+from archsearch.kernels.library import define_op
 
 use_tuned()
 
@@ -27,8 +28,11 @@ def gated_delta_rule_fla(
     """Return what `gated_delta_rule` does, which checks the inputs; the state is float32, products are in v's dtype."""
     key, value = q.shape[-1], v.shape[-1]
     more_key, more_value = -key % PADDED, -value % PADDED
-    q, k = (functional.pad(x.to(v.dtype), (0, more_key)).contiguous() for x in (q, k))
-    v = functional.pad(v, (0, more_value)).contiguous()
+    if more_key:  # no padding at all would still copy
+        q, k = (functional.pad(x, (0, more_key)) for x in (q, k))
+    if more_value:
+        v = functional.pad(v, (0, more_value))
+    q, k, v = (x.to(v.dtype).contiguous() for x in (q, k, v))
     log_decay, beta = log_decay.float().contiguous(), beta.float().contiguous()
     if initial_state is not None:
         initial_state = functional.pad(initial_state.float(), (0, more_value, 0, more_key)).contiguous()
@@ -36,7 +40,7 @@ def gated_delta_rule_fla(
     return y[..., :value], state[..., :key, :value]
 
 
-@torch.library.custom_op("archsearch::gated_delta_rule_forward", mutates_args=())
+@define_op("gated_delta_rule_forward")
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, scale: float, initial_state: Tensor | None,
     cu_seqlens: Tensor | None, normalise: bool,
@@ -65,7 +69,7 @@ def _(
     return torch.empty_like(v), state, torch.empty_like(log_decay), inverses, q_scale, k_scale
 
 
-@torch.library.custom_op("archsearch::gated_delta_rule_backward", mutates_args=())
+@define_op("gated_delta_rule_backward")
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, decays: Tensor, beta: Tensor, inverses: Tensor, q_scale: Tensor, k_scale: Tensor,
     scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None, normalise: bool, dy: Tensor,

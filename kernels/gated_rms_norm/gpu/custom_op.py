@@ -11,6 +11,7 @@ from archsearch.kernels.gated_rms_norm.gpu.triton_gated_rms_norm import (
     gated_rms_norm_backward_kernel,
     gated_rms_norm_forward_kernel,
 )
+from archsearch.kernels.library import define_op
 from archsearch.kernels.strides import rows_side_by_side, vector_width
 
 TILE = 2048  # elements of one program at a time
@@ -25,7 +26,7 @@ def gated_rms_norm_triton(
     return out
 
 
-@torch.library.custom_op("archsearch::gated_rms_norm_forward", mutates_args=())
+@define_op("gated_rms_norm_forward")
 def _forward(
     y: Tensor, weight: Tensor, gate: Tensor | None, skip: Tensor | None, skip_weight: Tensor | None, eps: float
 ) -> Tensor:
@@ -43,7 +44,7 @@ def _(
     return torch.empty(y.shape, dtype=y.dtype, device=y.device).flatten(2)
 
 
-@torch.library.custom_op("archsearch::gated_rms_norm_backward", mutates_args=())
+@define_op("gated_rms_norm_backward")
 def _backward(
     y: Tensor, weight: Tensor, gate: Tensor | None, skip: Tensor | None, skip_weight: Tensor | None, eps: float,
     dout: Tensor,

@@ -37,6 +37,7 @@ def compile_side_by_side(launches: Sequence[Launch]) -> None:
     device = driver.active.get_current_device()
     with ThreadPoolExecutor(len(compiled), "m2rnn-compile") as pool:
         for launch in compiled:
+            _ = launch.kernel.device_caches[device]  # made here: two threads would each make one, and lose a kernel
             pool.submit(_compile, launch, device)
 
 

@@ -1,18 +1,14 @@
-"""The M²RNN kernels as an op of torch.library: opaque to torch.compile, with a fake and a registered gradient.
-
-The ops are defined by hand, not by `torch.library.custom_op`, whose first call imports torch._dynamo (over a second).
-"""
+"""The M²RNN kernels as an op of torch.library: opaque to torch.compile, with a fake and a registered gradient."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from archsearch.kernels.library import define_op
 from archsearch.kernels.m2rnn.gpu.launch import (
     bits_dtype,
     checkpoint_shape,
@@ -55,22 +51,8 @@ def m2rnn_triton(
     return y, state
 
 
-def _op(name: str, kernel: Callable[..., tuple[Tensor, ...]], fake: Callable[..., tuple[Tensor, ...]]) -> Any:
-    """Define archsearch::NAME, which changes none of its arguments, and return it."""
-    schema = torch.library.infer_schema(kernel, mutates_args=())
-    torch.library.define(f"archsearch::{name}", schema, tags=(torch.Tag.pt2_compliant_tag,))
-
-    def untraced(*arguments: Any) -> tuple[Tensor, ...]:
-        if dynamo := sys.modules.get("torch._dynamo"):  # once it is there, it would trace the launching code
-            return dynamo.disable(kernel)(*arguments)  # type: ignore[no-any-return]
-        return kernel(*arguments)
-
-    torch.library.impl(f"archsearch::{name}", "default", untraced)
-    torch.library.register_fake(f"archsearch::{name}", fake)
-    return getattr(torch.ops.archsearch, name).default
-
-
-def _run_forward(
+@define_op("m2rnn_forward")
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, forget: Tensor, initial_state: Tensor | None,
     cu_seqlens: Tensor | None, gradient_clip: float | None, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -79,7 +61,8 @@ def _run_forward(
     return run_forward(q, k, v, weight, forget, initial_state, cu_seqlens, gradient_clip, save=save)
 
 
-def _fake_forward(
+@_forward.register_fake
+def _(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, forget: Tensor, initial_state: Tensor | None,
     cu_seqlens: Tensor | None, gradient_clip: float | None, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -95,14 +78,16 @@ def _fake_forward(
     )
 
 
-def _run_backward(
+@define_op("m2rnn_backward")
+def _backward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, forget: Tensor, saved: Tensor, cu_seqlens: Tensor | None,
     dy: Tensor, dstate: Tensor | None, gradient_clip: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return run_backward(q, k, v, weight, forget, saved, cu_seqlens, dy, dstate, gradient_clip)
 
 
-def _fake_backward(
+@_backward.register_fake
+def _(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, forget: Tensor, saved: Tensor, cu_seqlens: Tensor | None,
     dy: Tensor, dstate: Tensor | None, gradient_clip: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -132,6 +117,4 @@ def _differentiate(ctx: Any, dy: Tensor | None, dstate: Tensor | None, _: Tensor
     return dq, dk, dv, dw, df, dstate_0 if ctx.has_state else None, None, None, None
 
 
-_forward = _op("m2rnn_forward", _run_forward, _fake_forward)
-_backward = _op("m2rnn_backward", _run_backward, _fake_backward)
-torch.library.register_autograd("archsearch::m2rnn_forward", _differentiate, setup_context=_save_for_backward)
+_forward.register_autograd(_differentiate, setup_context=_save_for_backward)

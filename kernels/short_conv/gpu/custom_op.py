@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from archsearch.kernels.library import define_op
 from archsearch.kernels.short_conv.gpu.triton_short_conv import short_conv_backward_kernel, short_conv_forward_kernel
 from archsearch.kernels.strides import rows_side_by_side, vector_width
 
@@ -21,7 +22,7 @@ def short_conv_triton(
     return y
 
 
-@torch.library.custom_op("archsearch::short_conv_forward", mutates_args=())
+@define_op("short_conv_forward")
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, taps: Tensor | None, starts: Tensor | None, silu: bool
 ) -> Tensor:
@@ -37,7 +38,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, taps: Tensor | None, start
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-@torch.library.custom_op("archsearch::short_conv_backward", mutates_args=())
+@define_op("short_conv_backward")
 def _backward(
     x: Tensor, weight: Tensor, bias: Tensor | None, taps: Tensor | None, starts: Tensor | None, dy: Tensor, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,6 +19,7 @@ from torch.nn import functional
 from archsearch.kernels.dispatch import full_precision
 from archsearch.kernels.fla import use_tuned
 from archsearch.kernels.heads import expand_heads
+from archsearch.kernels.library import define_op
 
 use_tuned()
 
@@ -32,15 +33,19 @@ def ssd_fla(
     """Return what `ssd` does, which checks the inputs; the state is float32, products are in x's dtype."""
     state_dim, head_dim = b.shape[-1], x.shape[-1]
     more_state, more_head = -state_dim % PADDED_STATE, -head_dim % PADDED_HEAD
-    b, c = (functional.pad(part.to(x.dtype), (0, more_state)).contiguous() for part in (b, c))
-    x, log_decay = functional.pad(x, (0, more_head)).contiguous(), log_decay.float().contiguous()
+    if more_state:  # no padding at all would still copy
+        b, c = (functional.pad(part, (0, more_state)) for part in (b, c))
+    if more_head:
+        x = functional.pad(x, (0, more_head))
+    b, c, x = (part.to(x.dtype).contiguous() for part in (b, c, x))
+    log_decay = log_decay.float().contiguous()
     if initial_state is not None:
         initial_state = functional.pad(initial_state.float(), (0, more_head, 0, more_state)).contiguous()
     y, state, _ = _forward(x, log_decay, b, c, initial_state, cu_seqlens)
     return y[..., :head_dim], state[..., :state_dim, :head_dim]
 
 
-@torch.library.custom_op("archsearch::ssd_forward", mutates_args=())
+@define_op("ssd_forward")
 def _forward(
     x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -66,7 +71,7 @@ def _(
     return torch.empty_like(x), state, torch.empty_like(log_decay)
 
 
-@torch.library.custom_op("archsearch::ssd_backward", mutates_args=())
+@define_op("ssd_backward")
 def _backward(
     x: Tensor, decays: Tensor, b: Tensor, c: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None,
     dy: Tensor, dstate: Tensor | None,

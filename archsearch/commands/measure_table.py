@@ -1,0 +1,105 @@
+"""`archsearch measure --table` and `--predict`: make a space's cost table, and ask one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from typing import Any
+
+from archsearch.commands.measure_options import MODE, PART_LIMIT, SETTINGS, conditions_of, describe, write
+from archsearch.commands.measure_print import describe_table, print_predicted
+
+
+def make(args: argparse.Namespace) -> int:
+    """Make the table of a space, or go on with it, and check it where that is asked for."""
+    import math
+    import time
+    from pathlib import Path
+
+    from archsearch.config import Where, parse_quantity
+    from archsearch.search import make_table
+    from archsearch.search.cost_tables import default_path
+    from archsearch.search.space import load_space
+    from archsearch.throughput.machine import key_of_this_machine
+    from archsearch.throughput.predict import residual_figures
+
+    until = math.inf
+    if args.stop_after is not None:
+        until = time.monotonic() + parse_quantity(args.stop_after, "seconds", Where("--stop-after"))
+    space = load_space(args.table)
+    mode = args.mode or MODE
+    of_space = {name: space.budget.conditions(mode)[name] for name in SETTINGS}
+    conditions = conditions_of(args, of_space)
+    path = Path(args.output) if args.output else default_path(args.table, key_of_this_machine(conditions))
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
+
+    command = shlex.join(["archsearch", *sys.argv[1:]])
+    tabulator = make_table.open_table(
+        space,
+        path,
+        conditions,
+        say=say,
+        until=until,
+        limit=args.time_limit or PART_LIMIT,
+        command=command,
+        layers=args.layers,
+    )
+    say(f"{path}: {conditions.describe()} on {tabulator.table.key.card}, {tabulator.table.layers} layers against twice")
+    complete = make_table.fill(tabulator, space, args.held_out)
+    figures: dict[str, Any] = {"table": str(path), "residuals": residual_figures(tabulator.table)}
+    if complete and args.check:
+        checked = path.with_suffix(f".check{args.seed}.json")
+        figures["check"] = {"file": str(checked), **make_table.check(tabulator, space, args.check, args.seed, checked)}
+        complete = figures["check"]["complete"]
+    figures["complete"] = complete
+    if args.json:
+        print(json.dumps(figures, indent=1))
+    else:
+        say("\n".join(describe_table(str(path), figures)))
+    return 0
+
+
+def predict(args: argparse.Namespace) -> int:
+    """Predict from a table, of whatever machine; beside every figure stands which."""
+    from archsearch.architecture import resolve
+    from archsearch.config import ConfigError
+    from archsearch.throughput.cost_table import check_usable, load_table, with_vocabulary
+    from archsearch.throughput.machine import key_of_this_machine
+    from archsearch.throughput.predict import MissingPartsError, Predictor
+
+    table = load_table(args.predict)
+    key = table.key
+    conditions = conditions_of(args, {name: getattr(key, name) for name in SETTINGS})
+    warning = check_usable(table, key_of_this_machine(conditions), args.predict, named=True)
+    predictor, rows = Predictor(table), []
+    architectures = [with_vocabulary(resolve(text, args.like)) for text in args.architectures]
+    anchor = with_vocabulary(resolve(args.against, args.like)) if args.against else architectures[0]
+    for architecture in architectures:
+        try:
+            seconds, ratio = predictor.predict(architecture), predictor.relative(architecture, anchor)
+        except MissingPartsError as error:
+            raise ConfigError(f"{args.predict}: {error}; archsearch measure --table adds what a space holds") from None
+        memory = predictor.peak_memory(architecture)
+        low, high = seconds.interval(args.confidence)
+        rows.append(
+            {
+                **describe(architecture),
+                "tokens_per_second": conditions.tokens_per_step / seconds.median,
+                "milliseconds": 1000 * seconds.median,
+                "milliseconds_low": 1000 * low,
+                "milliseconds_high": 1000 * high,
+                "ratio": ratio.median,
+                "ratio_low": ratio.interval(args.confidence)[0],
+                "ratio_high": ratio.interval(args.confidence)[1],
+                "peak_memory_bytes": memory.median if memory else None,
+            }
+        )
+    figures = {"table": args.predict, "key": key.describe(), "warning": warning, "results": rows}
+    write(args, figures)
+    if not args.json:
+        print_predicted(figures, args.confidence)
+    return 0

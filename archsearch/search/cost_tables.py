@@ -1,0 +1,147 @@
+"""Cost tables of a space: what has to be in one, where it is found, and the copy that a study adds to."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from archsearch.architecture import Architecture
+from archsearch.config import ConfigError
+from archsearch.registry import MixerOptions
+from archsearch.search.candidates import build, build_given, given, shapes
+from archsearch.search.choices import Match
+from archsearch.search.judge import Table
+from archsearch.search.space import Space
+from archsearch.throughput.cost_table import CostTable, Key, check_usable, load_table
+
+FOLDER = "cost_tables"
+"""Beside a space's file: `cost_tables/SPACE.CARD.MODE....json`."""
+
+
+def default_path(file: str | Path, key: Key) -> Path:
+    """Return where the table of a space's file belongs."""
+    card = "".join(letter if letter.isalnum() else "_" for letter in key.card)
+    name = f"{Path(file).stem}.{card}.{key.mode}.{key.precision}.b{key.batch_size}.t{key.length}.json"
+    return Path(file).parent / FOLDER / name
+
+
+def architectures(space: Space) -> list[Architecture]:
+    """Return models that together hold every block that a candidate, or an anchor of the budget, can have."""
+    found = [space.base, *(x for one in given(space) if (x := build_given(space, one).architecture))]
+    for options in shapes(space) if space.count.high else ():
+        candidate = build(space, "first", (0,), options)
+        if candidate.architecture is not None and candidate.illegal is None:
+            found.append(candidate.architecture)
+    for speed in (space.budget.train_tokens_per_second, space.budget.decode_tokens_per_second):
+        if speed is not None and speed.fraction:
+            found.append(speed.anchor)
+    return found
+
+
+def random_patterns(
+    space: Space, number: int, seed: int, *, most: int = 6, new_shapes: float = 0.0
+) -> list[Architecture]:
+    """Return candidates of 0 to `most` filled slots, placed freely, with shapes drawn from the space's legal ones.
+
+    A share of them, `new_shapes`, has a number of heads that the space never asks for. All differ.
+    """
+    drawn, legal = random.Random(seed), shapes(space) or [space.published]
+    found: dict[str, Architecture] = {}
+    for attempt in range(100 * number):
+        if len(found) == number:
+            break
+        count = drawn.randint(0, min(most, space.slots.total))
+        slots = tuple(sorted(drawn.sample(range(space.slots.total), count)))
+        options = drawn.choice(legal) if count else None
+        if len(found) < round(new_shapes * number) and attempt < 50 * number:
+            if options is None:
+                continue
+            options = _other_heads(space, options, drawn)
+        candidate = build(space, "free", slots, options)
+        if candidate.illegal is None and candidate.architecture is not None:
+            found.setdefault(candidate.key, candidate.architecture)
+    return list(found.values())
+
+
+def prepare(space: Space, file: str, folder: Path, named: Sequence[str]) -> tuple[dict[str, Table], list[str]]:
+    """Return the study's tables by mode, copied into its folder, and what is to be said about them.
+
+    Those that a person names (on the command line, then in the space) come first, then those beside the space's file.
+    Raises ConfigError where a named one is of other conditions.
+    """
+    if not space.budget.modes:
+        return {}, []
+    chosen, beside = (
+        [*named, *space.budget.tables],
+        sorted((Path(file).parent / FOLDER).glob(f"{Path(file).stem}.*.json")),
+    )
+    if not chosen and not beside:
+        return {}, []
+    tables: dict[str, Table] = {}
+    news: list[str] = []
+    for mode in space.budget.modes:
+        wanted = _wanted(space, mode)
+        source = _named(chosen, mode) or _beside(beside, wanted, news)
+        if source is None:
+            continue
+        own = folder / f"cost_table.{mode}.json"
+        loaded = _copy(source, own)
+        warning = check_usable(loaded, wanted, source, named=True)
+        tables[mode] = Table(path=own, warning=warning, foreign_card=loaded.key.card != wanted.card)
+        news.append(f"{mode}: costs from {source}, {_size(loaded)}")
+        news += [f"warning: {warning}"] if warning else []
+    return tables, news
+
+
+def _wanted(space: Space, mode: str) -> Key:
+    from archsearch.throughput.conditions import Conditions
+    from archsearch.throughput.machine import key_of_this_machine
+
+    return key_of_this_machine(Conditions(**space.budget.conditions(mode)))
+
+
+def _named(paths: Sequence[str], mode: str) -> Path | None:
+    """Return the first of the named tables that is of this mode."""
+    return next((Path(path) for path in paths if load_table(path).key.mode == mode), None)
+
+
+def _beside(paths: Sequence[Path], wanted: Key, news: list[str]) -> Path | None:
+    """Return the first table beside the space that holds here; why one of the right conditions does not is news."""
+    for path in paths:
+        table = load_table(path)
+        if not table.key.same_conditions(wanted):
+            continue
+        try:
+            check_usable(table, wanted, path, named=False)
+        except ConfigError as error:
+            news.append(f"not used: {error}")
+            continue
+        return path
+    return None
+
+
+def _copy(source: Path, own: Path) -> CostTable:
+    """Copy a table into the study's folder, unless what is there was copied from it and has grown since."""
+    table = load_table(source)
+    if own.exists():
+        known = load_table(own)
+        if known.key == table.key and known.anchor == table.anchor:
+            table.costs, table.wholes = {**known.costs, **table.costs}, {**known.wholes, **table.wholes}
+    table.save(own)
+    return table
+
+
+def _size(table: CostTable) -> str:
+    return f"{len(table.costs)} parts, {len(table.wholes)} whole patterns"
+
+
+def _other_heads(space: Space, options: MixerOptions, drawn: random.Random) -> MixerOptions:
+    """Return a shape with another number of heads, up to 30 % fewer or more."""
+    matched = next((name for name, choice in space.choices.items() if isinstance(choice, Match)), "num_heads")
+    heads = getattr(options, matched, None)
+    if not isinstance(heads, int):
+        return options
+    changed = max(1, round(heads * drawn.uniform(0.7, 1.3)))
+    return dataclasses.replace(options, **{matched: changed if changed != heads else heads + 1})

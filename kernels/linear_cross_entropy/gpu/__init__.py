@@ -1,0 +1,1 @@
+"""The loss of a language model on GPUs, with flash-linear-attention's cross-entropy."""

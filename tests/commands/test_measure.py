@@ -1,0 +1,145 @@
+"""`archsearch measure` as a user runs it: small models for seconds, tables on a machine of known costs."""
+
+import json
+
+import pytest
+
+from archsearch.cli import main
+from archsearch.throughput.chart import Bar, draw
+from archsearch.throughput.conditions import Conditions
+from archsearch.throughput.measure import Measurement, Target
+from tests.throughput.fake_contestant import FakeMachine
+
+SHORT = ["--batch-size", "1", "--length", "8", "--time-limit", "0.1", "--device", "cpu"]
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    return FakeMachine(noise=0.001).use(monkeypatch)
+
+
+@pytest.fixture
+def space(tmp_path):
+    from archsearch.config import load_yaml, save_yaml
+
+    values = load_yaml("search_spaces/demo.yaml")
+    values["tasks"] = {"s3": values["tasks"]["s3"]}
+    values["objectives"] = values["objectives"][:1]
+    path = tmp_path / "demo.yaml"
+    save_yaml(path, values)
+    return path
+
+
+@pytest.mark.parametrize("mode", ["train", "prefill", "decode"])
+def test_real_steps_of_each_mode_are_measured(mode, capsys):
+    assert main(["measure", "M", "A", *SHORT, "--mode", mode]) == 0
+    shown = capsys.readouterr().out
+    words = {"train": "training steps", "prefill": "forward passes", "decode": "generation steps"}
+    assert words[mode] in shown
+    assert "held on the device together" in " ".join(shown.split())
+    assert "●" in shown
+
+
+@pytest.mark.usefixtures("machine")
+def test_figures_and_a_verdict_are_written_as_json(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    assert main(["measure", "R5M", "--against", "R6", "--at-least", "0.9", "--json", "--output", str(out), *SHORT]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert json.loads(out.read_text()) == figures
+    (result,) = figures["results"]
+    assert result["ratio"] == pytest.approx(78 / 79, rel=2e-3)
+    assert result["ratio_low"] < result["ratio"] < result["ratio_high"]
+    assert (result["verdict"], result["rounds"], result["mfu"]) == ("feasible", 6, None)
+    assert result["milliseconds"] == pytest.approx(79, rel=5e-3)
+    assert result["tokens_per_second"] == pytest.approx(8 / 0.079, rel=5e-3)
+    assert figures["conditions"]["length"] == 8
+    assert main(["measure", "R5M", "--against", "R6", "--at-least", "200", *SHORT]) == 0
+    assert "infeasible, p = 0.97" in capsys.readouterr().out
+
+
+def test_isolated_processes_agree_on_what_they_measure(capsys):
+    assert main(["measure", "A2", "--against", "A", *SHORT, "--isolate", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["isolated"] is True
+    assert 0.2 < figures["results"][0]["ratio"] < 1
+
+
+def test_an_isolated_process_that_fails_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("archsearch.throughput.isolate.sys.executable", "/bin/false")
+    assert main(["measure", "A", *SHORT, "--isolate"]) == 1
+    assert capsys.readouterr().err == "error: A: exit status 1\n"
+
+
+def test_a_table_is_made_checked_and_asked(space, machine, tmp_path, capsys):
+    table = tmp_path / "table.json"
+    command = ["measure", "--table", str(space), "--output", str(table), "--device", "cpu", "--held-out", "3"]
+    assert main([*command, "--stop-after", "0"]) == 0
+    assert "stopped as asked" in capsys.readouterr().out
+    assert main([*command, "--check", "6"]) == 0
+    shown = capsys.readouterr().out
+    assert "R: gated_deltanet" in shown
+    assert "whole R3A" in shown
+    assert "not in the table" in shown
+    assert "6 patterns predicted, then measured: median error 0." in shown
+    checked = json.loads((tmp_path / "table.check1.json").read_text())
+    assert checked["complete"]
+    assert checked["largest_error"] < 0.02
+    assert sum(bool(record["missing"]) for record in checked["patterns"]) == 2
+    machine.log.clear()
+    assert main([*command, "--check", "6", "--json"]) == 0
+    assert machine.log == []  # nothing is measured twice
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["complete"], figures["residuals"]["number"]) == (True, 3)
+
+    assert main(["measure", "RMRA", "R3A", "--against", "R3A", "--like", str(space), "--predict", str(table)]) == 0
+    shown = capsys.readouterr().out
+    assert "predicted from" in shown
+    assert "warning" not in shown
+    assert machine.log == []
+
+
+def test_a_table_of_another_machine_is_not_added_to_and_predicts_with_a_warning(space, machine, tmp_path, capsys):  # noqa: ARG001
+    table = tmp_path / "table.json"
+    command = ["measure", "--table", str(space), "--output", str(table), "--device", "cpu", "--held-out", "1"]
+    assert main(command) == 0
+    plain = json.loads(table.read_text())
+    plain["key"]["card"] = "NVIDIA H200"
+    table.write_text(json.dumps(plain))
+    assert main(command) == 1
+    assert "is a table of another machine (card NVIDIA H200, not CPU" in capsys.readouterr().err
+    ask = ["measure", "R3A", "--like", str(space), "--predict", str(table)]
+    assert main(ask) == 0
+    assert "warning: predicted for another machine, NVIDIA H200" in " ".join(capsys.readouterr().out.split())
+    assert main(["measure", "S3A", "--like", str(space), "--predict", str(table)]) == 1
+    assert "not in the table: mamba2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give PATTERN|FILE, or --table SPACE.yaml"),
+        (["M", "--table", "x.yaml"], "give PATTERN|FILE, or --table SPACE.yaml"),
+        (["M", "--mode", "fly"], "mode must be one of train, prefill, decode; got 'fly'"),
+        (["M", "--predict", "nowhere.json"], "nowhere.json: no such file"),
+        (["--table", "nowhere.yaml"], "nowhere.yaml: no such file"),
+    ],
+)
+def test_errors_are_one_line(arguments, message, capsys):
+    assert main(["measure", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_chart_shows_intervals_around_the_anchor():
+    lines = draw([Bar(label="RM", low=0.9, median=0.95, high=0.97), Bar(label="R", low=1, median=1, high=1)], width=40)
+    assert lines[1].index("├") < lines[1].index("●") < lines[1].index("┤") < lines[1].index("│")
+    assert lines[2].index("●") == lines[1].index("│")
+    assert [len(line) for line in lines] == [44, 44, 44]
+
+
+def test_measurements_and_targets_are_plain_values():
+    assert Conditions(mode="decode", batch_size=3, length=100).tokens_per_step == 3
+    assert Conditions(batch_size=3, length=100).tokens_per_step == 300
+    assert Target(at_least=0.9).absolute is False
+    assert Measurement.__dataclass_fields__["mode"].default == "train"
