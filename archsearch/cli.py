@@ -22,6 +22,7 @@ COMMANDS = {
     "status": "show what a study ran, is running and refused, and why",
     "bench": "time the kernels of a mixer on this GPU, and check them",
     "tune": "find the fastest configurations of library kernels for an architecture's shapes on this GPU",
+    "data": "make token files of text (data prepare)",
     "mixers": "list what can be composed, and which backend each has on this machine",
 }
 LIGHTNING = ("fit", "validate", "test", "predict")

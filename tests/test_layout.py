@@ -10,14 +10,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = {  # what each room may import besides itself and the core
     "kernels": set(),
+    "tokens": set(),
     "mixers": {"kernels"},
     "model": {"mixers", "kernels"},
-    "data": {"mixers", "kernels"},
-    "training": {"model", "data", "mixers", "kernels"},
+    "data": {"mixers", "kernels", "tokens"},
+    "training": {"model", "data", "mixers", "kernels", "tokens"},
     "throughput": {"model", "mixers", "kernels"},
-    "search": {"training", "throughput", "export", "model", "data", "mixers", "kernels"},
-    "export": {"training", "throughput", "model", "data", "mixers", "kernels"},
-    "commands": {"search", "training", "throughput", "export", "model", "data", "mixers", "kernels"},
+    "search": {"training", "throughput", "export", "model", "data", "mixers", "kernels", "tokens"},
+    "export": {"training", "throughput", "model", "data", "mixers", "kernels", "tokens"},
+    "commands": {"search", "training", "throughput", "export", "model", "data", "mixers", "kernels", "tokens"},
 }
 CORE = {"architecture", "pattern", "registry", "mlp_registry", "config", "files"}
 OWNERS = {  # who may import a library

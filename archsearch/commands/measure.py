@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, help=f"sequences per step ({BATCH_SIZE})")
     parser.add_argument("--length", type=int, help=f"tokens per sequence; of the context in decoding ({LENGTH})")
     parser.add_argument("--precision", help=f"fp32, bf16 or fp16 ({PRECISION})")
+    parser.add_argument("--blocks", help="how blocks run in training: eager, compile or cuda_graphs (eager)")
     parser.add_argument(
         "--time-limit",
         type=float,

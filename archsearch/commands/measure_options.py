@@ -9,14 +9,15 @@ from typing import Any
 
 BATCH_SIZE, LENGTH, PRECISION, MODE = 8, 512, "fp32", "train"
 TIME_LIMIT, PART_LIMIT = 90.0, 30.0  # seconds
-SETTINGS = ("mode", "batch_size", "length", "precision")
+SETTINGS = ("mode", "blocks", "batch_size", "length", "precision")
 
 
 def conditions_of(args: argparse.Namespace, defaults: Mapping[str, Any] | None = None) -> Any:
     """Return what the flags say, where they say nothing the defaults."""
     from archsearch.throughput.conditions import Conditions
 
-    values = {"batch_size": BATCH_SIZE, "length": LENGTH, "precision": PRECISION, "mode": MODE, **(defaults or {})}
+    values = {"batch_size": BATCH_SIZE, "length": LENGTH, "precision": PRECISION, "mode": MODE, "blocks": "eager"}
+    values |= defaults or {}
     given = {name: value for name in values if (value := getattr(args, name)) is not None}
     limit = TIME_LIMIT if args.time_limit is None else args.time_limit
     return Conditions(**{**values, **given}, time_limit=limit, confidence=args.confidence, device=args.device)

@@ -52,7 +52,7 @@ def make(args: argparse.Namespace) -> int:
     complete = make_table.fill(tabulator, space, args.held_out)
     figures: dict[str, Any] = {"table": str(path), "residuals": residual_figures(tabulator.table)}
     if complete and args.check:
-        checked = path.with_suffix(f".check{args.seed}.json")
+        checked = path.parent / "checks" / f"{path.stem}.seed{args.seed}.json"  # apart: beside a space are its tables
         figures["check"] = {"file": str(checked), **make_table.check(tabulator, space, args.check, args.seed, checked)}
         complete = figures["check"]["complete"]
     figures["complete"] = complete

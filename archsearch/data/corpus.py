@@ -8,20 +8,21 @@ import shutil
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.config import ConfigError
+from archsearch.data.packing import START
+from archsearch.tokens.documents import hash_name, piece_bounds, piece_name, splits_of, walk
 
 FORMAT = 1
 SPLITS = ("train", "val", "test")
-HELD_OUT = 0.05  # the share of documents in each of val and test
-PIECE_BYTES = 16 * 1024  # a single file is cut into documents of about this size
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Corpus:
     """A cached corpus; it pickles as its folder, so worker processes map the same file."""
 
     folder: Path
+    separator: ClassVar[int] = START
 
     @cached_property
     def bytes(self) -> NDArray[np.uint8]:
@@ -40,6 +42,16 @@ class Corpus:
         """Where each document starts, and the end of the last: `[documents + 1]`."""
         bounds: NDArray[np.int64] = np.load(self.folder / "bounds.npy")
         return bounds
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """The bytes of each document."""
+        return np.diff(self.bounds)
+
+    def read(self, document: int, first: int, last: int) -> NDArray[np.uint8]:
+        """Return bytes `first` to `last` of a document."""
+        start = self.bounds[document]
+        return self.bytes[start + first : start + last]
 
     def documents(self, split: str) -> NDArray[np.int64]:
         """Return the numbers of the documents in a split."""
@@ -64,7 +76,7 @@ def open_corpus(path: str | None, glob: str, cache_dir: str | None) -> Corpus:
     root, files = _list_files(path, glob)
     if not files:
         raise ConfigError(f"data.path: no non-empty file that matches {glob!r} in {root}")
-    folder = _cache_root(cache_dir) / f"text-{_key(root, files)}"
+    folder = cache_root(cache_dir) / f"text-{_key(root, files)}"
     if not folder.is_dir():
         _build(folder, root, files)
     return Corpus(folder)
@@ -77,16 +89,7 @@ def _list_files(path: str | None, glob: str) -> tuple[Path, list[Path]]:
     root = Path(path) if path is not None else Path(sysconfig.get_paths()["stdlib"])
     skipped = () if path is not None else ("site-packages", "dist-packages", "__pycache__")
     pattern = glob if path is not None else "*.py"
-    return root, sorted(_walk(root, pattern, skipped))
-
-
-def _walk(root: Path, glob: str, skipped: tuple[str, ...]) -> Iterator[Path]:
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in skipped and not name.startswith(".")]
-        for name in names:
-            file = Path(folder, name)
-            if fnmatch(name, glob) and not name.startswith(".") and file.is_file() and file.stat().st_size:
-                yield file
+    return root, sorted(walk(root, pattern, skipped))
 
 
 def _key(root: Path, files: list[Path]) -> str:
@@ -97,20 +100,15 @@ def _key(root: Path, files: list[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _cache_root(cache_dir: str | None) -> Path:
+def cache_root(cache_dir: str | None) -> Path:
+    """Return where caches are kept."""
     if cache_dir is not None:
         return Path(cache_dir).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "archsearch"
 
 
 def _build(folder: Path, root: Path, files: list[Path]) -> None:
-    """Write the cache beside its place and rename it, so that a reader never sees half of one."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".text-"))
-    except OSError as error:
-        raise ConfigError(f"data.cache_dir: cannot be written: {error}") from None
-    try:
+    with new_cache(folder) as temporary:
         names, lengths = [], []
         with open(temporary / "bytes.bin", "wb") as out:
             for name, content in _documents(root, files):
@@ -118,6 +116,18 @@ def _build(folder: Path, root: Path, files: list[Path]) -> None:
                 lengths.append(out.write(content))
         np.save(temporary / "bounds.npy", np.cumsum([0, *lengths]))
         np.save(temporary / "splits.npy", assign_splits(names))
+
+
+@contextmanager
+def new_cache(folder: Path) -> Iterator[Path]:
+    """Give a folder to write a cache in, and rename it to its place, so that a reader never sees half of one."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".text-"))
+    except OSError as error:
+        raise ConfigError(f"data.cache_dir: cannot be written: {error}") from None
+    try:
+        yield temporary
         try:
             os.rename(temporary, folder)
         except OSError:
@@ -135,30 +145,10 @@ def _documents(root: Path, files: list[Path]) -> Iterator[tuple[str, bytes]]:
         if len(files) > 1:
             yield name, content
         else:
-            for i, piece in enumerate(_pieces(content)):
-                yield f"{name}#{i}", piece
-
-
-def _pieces(content: bytes) -> Iterator[bytes]:
-    """Cut at the first line end after every PIECE_BYTES; text without line ends is cut there itself."""
-    start = 0
-    while start < len(content):
-        line_end = content.find(b"\n", start + PIECE_BYTES, start + 2 * PIECE_BYTES)
-        stop = line_end + 1 if line_end >= 0 else start + PIECE_BYTES
-        yield content[start:stop]
-        start = stop
+            for i, (start, stop) in enumerate(piece_bounds(content)):
+                yield piece_name(name, i), content[start:stop]
 
 
 def assign_splits(names: list[str]) -> NDArray[np.uint8]:
-    """Return the split of each document, from the hash of its name alone.
-
-    Where so few documents leave val or test empty, it gets the document with the smallest hash that train can spare.
-    """
-    hashes = np.array([int.from_bytes(hashlib.sha256(name.encode(errors="replace")).digest()[:6]) for name in names])
-    fraction = hashes / 2**48
-    splits = np.where(fraction < HELD_OUT, 1, np.where(fraction < 2 * HELD_OUT, 2, 0)).astype(np.uint8)
-    for split in (1, 2):
-        train = np.flatnonzero(splits == 0)
-        if not (splits == split).any() and len(train) > 1:
-            splits[train[hashes[train].argmin()]] = split
-    return splits
+    """Return the number of each document's split, from the hash of its name alone."""
+    return splits_of(np.array([hash_name(name) for name in names], dtype=np.uint64))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,23 +11,38 @@ from numpy.typing import NDArray
 
 from archsearch.data.stream import Batch
 
-if TYPE_CHECKING:
-    from archsearch.data.corpus import Corpus
-
 START = 256
-"""The token in front of every document; the target of a document's last byte, too."""
+"""The token in front of every document of bytes; the target of a document's last byte, too."""
+
+
+class Documents(Protocol):
+    """Documents by their numbers, and the token that stands in front of each in a row: the `separator`."""
+
+    @property
+    def separator(self) -> int: ...
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The tokens of each document, without the separator."""
+
+    def documents(self, split: str) -> NDArray[np.int64]:
+        """Return the numbers of the documents in a split."""
+
+    def read(self, document: int, first: int, last: int) -> NDArray[Any]:
+        """Return tokens `first` to `last` of a document."""
 
 
 class PackedRows:
     """Rows of `length` tokens and their next tokens; row r of epoch e is a pure function of (seed, e, r).
 
-    A document is START and its bytes. Every epoch lays the documents end to end in a new order, cuts them into rows
-    (the rest that fills no row is left out) and takes the rows in a new order. Without a seed the orders are as stored.
+    A document is the separator and its tokens. Every epoch lays the documents end to end in a new order, cuts them
+    into rows (the rest that fills no row is left out) and takes the rows in a new order. Without a seed the orders are
+    as stored.
     """
 
-    def __init__(self, corpus: Corpus, documents: NDArray[np.int64], length: int, seed: int | None = None) -> None:
+    def __init__(self, corpus: Documents, documents: NDArray[np.int64], length: int, seed: int | None = None) -> None:
         self.corpus, self.documents, self.length, self.seed = corpus, documents, length, seed
-        self._lengths = np.diff(corpus.bounds)[documents] + 1
+        self._lengths = corpus.lengths[documents] + 1
         self.tokens = int(self._lengths.sum())
         self.rows = max(0, (self.tokens - 1) // length)
 
@@ -49,12 +64,13 @@ class PackedRows:
         tokens = np.empty(stop - start, dtype=np.int64)
         filled, i = 0, int(np.searchsorted(ends, start, side="right"))
         while filled < len(tokens):
-            first, last = self.corpus.bounds[documents[i]], self.corpus.bounds[documents[i] + 1]
-            offset = start + filled - (ends[i] - (last - first) - 1)  # 0 is START
+            document = documents[i]
+            length = self.corpus.lengths[document]
+            offset = start + filled - (ends[i] - length - 1)  # 0 is the separator
             if offset == 0:
-                tokens[filled] = START
+                tokens[filled] = self.corpus.separator
                 filled, offset = filled + 1, 1
-            content = self.corpus.bytes[first + offset - 1 : min(last, first + offset - 1 + len(tokens) - filled)]
+            content = self.corpus.read(document, offset - 1, min(length, offset - 1 + len(tokens) - filled))
             tokens[filled : filled + len(content)] = content
             filled, i = filled + len(content), i + 1
         return tokens
@@ -71,14 +87,18 @@ def _epoch(packed: PackedRows, epoch: int) -> tuple[NDArray[np.int64], NDArray[n
     return packed.documents[order], packed._lengths[order].cumsum(), rows
 
 
-def packed_batch(rows: NDArray[np.int64]) -> Batch:
+def packed_batch(rows: NDArray[np.int64], separator: int = START) -> Batch:
     """Return a batch of `rows` `[B, T + 1]`; documents and rows bound what a position sees."""
-    tokens = np.ascontiguousarray(rows[:, :-1])
-    starts = tokens == START
+    batch = plain_batch(rows)
+    starts = rows[:, :-1] == separator
     starts[:, 0] = True
-    bounds = np.append(np.flatnonzero(starts), tokens.size)
+    batch["cu_seqlens"] = torch.from_numpy(np.append(np.flatnonzero(starts), starts.size))
+    return batch
+
+
+def plain_batch(rows: NDArray[np.int64]) -> Batch:
+    """Return a batch of `rows` `[B, T + 1]` in which a position sees all of its row before it."""
     return {
-        "tokens": torch.from_numpy(tokens),
+        "tokens": torch.from_numpy(np.ascontiguousarray(rows[:, :-1])),
         "targets": torch.from_numpy(np.ascontiguousarray(rows[:, 1:])),
-        "cu_seqlens": torch.from_numpy(bounds),
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 from archsearch.architecture import Architecture, resolve
 from archsearch.config import ConfigError, Where, fill, quantity
+from archsearch.search.keys import check_name
 
 STATE_BYTES = 4  # recurrent states are kept in float32
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -92,6 +93,7 @@ class Budget:
     precision: str = "fp32"
     confidence: float = 0.95
     time_limit: float = 90.0
+    blocks: str = "eager"
     tables: tuple[str, ...] = ()
     base: str = ""
 
@@ -115,6 +117,7 @@ class Budget:
         speed = self.speed(mode)
         return {
             "mode": mode,
+            "blocks": self.blocks if mode == "train" else "eager",
             "precision": self.precision,
             "batch_size": speed.batch_size if speed else self.batch_size,
             "length": speed.length if speed else self.sequence_length,
@@ -133,6 +136,7 @@ def parse_budget(values: Mapping[str, Any], base: Architecture, where: Where) ->
         raise (where / "confidence").error(f"must lie between 0.5 and 1; got {written.confidence}")
     if written.precision not in ("fp32", "bf16", "fp16"):
         raise (where / "precision").error(f"must be fp32, bf16 or fp16; got {written.precision!r}")
+    check_name(written.blocks, ("eager", "compile", "cuda_graphs"), "way to run blocks", where / "blocks")
     return Budget(
         parameters=_exact(written.parameters, "parameters", base, written.precision, where / "parameters"),
         state_bytes=_exact(written.state_bytes, "state_bytes", base, written.precision, where / "state_bytes"),
@@ -144,6 +148,7 @@ def parse_budget(values: Mapping[str, Any], base: Architecture, where: Where) ->
         precision=written.precision,
         confidence=written.confidence,
         time_limit=written.time_limit,
+        blocks=written.blocks,
         tables=_tables(written.table, where / "table"),
         base=base.id,
     )
@@ -277,6 +282,7 @@ class _Written:
     precision: str = "fp32"
     confidence: float = 0.95
     time_limit: float = quantity("seconds", default=90.0)
+    blocks: str = "eager"
     table: Any = None
 
 

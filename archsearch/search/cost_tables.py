@@ -23,7 +23,8 @@ FOLDER = "cost_tables"
 def default_path(file: str | Path, key: Key) -> Path:
     """Return where the table of a space's file belongs."""
     card = "".join(letter if letter.isalnum() else "_" for letter in key.card)
-    name = f"{Path(file).stem}.{card}.{key.mode}.{key.precision}.b{key.batch_size}.t{key.length}.json"
+    way = "" if key.blocks == "eager" else f".{key.blocks}"
+    name = f"{Path(file).stem}.{card}.{key.mode}{way}.{key.precision}.b{key.batch_size}.t{key.length}.json"
     return Path(file).parent / FOLDER / name
 
 

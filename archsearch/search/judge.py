@@ -166,6 +166,8 @@ def _words(
     text = f"{name} {shown.format(value)}{of}, budget {asked}"
     if verdict != "undecided":
         sure = probability if verdict == "feasible" else 1 - probability
+        if source == "formula":
+            return f"{text} (the anchor itself)"
         return f"{text}, p = {min(sure, 0.999):.3g} ({source})"
     low, high = (shown.format(bound) for bound in interval)
     counts = "the base counts as feasible" if is_base else "counts as infeasible"
@@ -181,10 +183,13 @@ def _predicted_speed(
     found: Judgement,
 ) -> Check | None:
     is_base = architecture.id == budget.base
+    estimates = _estimates(limit, architecture, predictor)
     if limit.fraction and architecture.id == limit.anchor.id:
+        if estimates and predictor and name == "train_tokens_per_second":
+            itself = Estimate(median=1.0, spread=0.0, freedom=1)
+            found.figures = _predicted_figures(predictor, estimates[0], itself, budget.confidence)
         probability = float(limit.at_least <= 1)
         return speed_check(name, limit, 1.0, (1.0, 1.0), probability, budget.confidence, "formula", is_base=is_base)
-    estimates = _estimates(limit, architecture, predictor)
     if estimates is None or predictor is None:
         return None
     speed, ratio = estimates

@@ -11,6 +11,7 @@ from archsearch.config import ConfigError
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 MODES = ("train", "prefill", "decode")
+BLOCKS = ("eager", "compile", "cuda_graphs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,8 @@ class Conditions:
     """What is timed: mode, batch, length, precision and for how long at most (seconds, all architectures together).
 
     `train` is a whole training step, `prefill` a forward pass without gradients, `decode` one generated token per
-    sequence after a context of `length` tokens.
+    sequence after a context of `length` tokens. `blocks` is how the blocks of a training step run: as they are,
+    translated by torch.compile, or replayed as CUDA graphs.
     """
 
     batch_size: int = 8
@@ -28,6 +30,7 @@ class Conditions:
     confidence: float = 0.95
     device: str | None = None
     mode: str = "train"
+    blocks: str = "eager"
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "length", "time_limit"):
@@ -35,9 +38,12 @@ class Conditions:
                 raise ConfigError(f"{name} must be positive; got {getattr(self, name)}")
         if not 0 < self.confidence < 1:
             raise ConfigError(f"confidence must lie between 0 and 1; got {self.confidence}")
-        for name, known in (("precision", tuple(PRECISIONS)), ("mode", MODES)):
+        for name, known in (("precision", tuple(PRECISIONS)), ("mode", MODES), ("blocks", BLOCKS)):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")
+
+        if self.blocks != "eager" and self.mode != "train":
+            raise ConfigError(f"blocks must be eager where mode is {self.mode}; got {self.blocks!r}")
 
     @property
     def tokens_per_step(self) -> int:
@@ -58,7 +64,8 @@ class Conditions:
         size, precision = f"{self.batch_size} x {self.length}", self.precision
         if self.mode == "decode":
             return f"generation steps of {self.batch_size} sequences after {self.length} tokens in {precision}"
-        return f"{'training steps' if self.mode == 'train' else 'forward passes'} of {size} tokens in {precision}"
+        way = "" if self.blocks == "eager" else f", blocks by {self.blocks}"
+        return f"{'training steps' if self.mode == 'train' else 'forward passes'} of {size} tokens in {precision}{way}"
 
 
 def describe_device(device: torch.device) -> str:

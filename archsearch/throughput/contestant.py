@@ -75,11 +75,19 @@ class Contestant:
 
     def _prepare(self, model: HybridLM) -> None:
         if self.conditions.mode == "train":
+            self._accelerate(model)
             optimizer = build_optimizer(model, OptimizerOptions())
             self._step = self._training(model, optimizer)
         else:
             model.to(dtype=self._dtype() or torch.float32).eval()
             self._step = self._prefill(model) if self.conditions.mode == "prefill" else self._decode(model)
+
+    def _accelerate(self, model: HybridLM) -> None:
+        if self.conditions.blocks == "compile":
+            model.compile_blocks()
+        elif self.conditions.blocks == "cuda_graphs":
+            with self._autocast():
+                model.record_blocks(self.conditions.batch_size, self.conditions.length)
 
     def _training(self, model: HybridLM, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         def step() -> None:

@@ -37,6 +37,7 @@ class Key:
     fla: str
     kernels: str
     mode: str
+    blocks: str
     precision: str
     batch_size: int
     length: int
@@ -54,7 +55,9 @@ class Key:
     def describe(self) -> str:
         """Return machine and conditions in words."""
         versions = f"driver {self.driver}, torch {self.torch}, triton {self.triton}, kernels {self.kernels}"
-        return f"{self.card} ({versions}; {self.mode}, {self.precision}, {self.batch_size} x {self.length})"
+        return (
+            f"{self.card} ({versions}; {self.mode}, {self.blocks}, {self.precision}, {self.batch_size} x {self.length})"
+        )
 
 
 def differ(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

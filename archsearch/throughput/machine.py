@@ -29,6 +29,7 @@ def key_of_this_machine(conditions: Conditions) -> Key:
         fla=_version("fla-core"),
         kernels=sources_version(),
         mode=conditions.mode,
+        blocks=conditions.blocks,
         precision=conditions.precision,
         batch_size=conditions.batch_size,
         length=conditions.length,

@@ -65,7 +65,12 @@ class Tabulator:
         """What the table's key says."""
         key = self.table.key
         return Conditions(
-            batch_size=key.batch_size, length=key.length, precision=key.precision, mode=key.mode, device=self.device
+            batch_size=key.batch_size,
+            length=key.length,
+            precision=key.precision,
+            mode=key.mode,
+            blocks=key.blocks,
+            device=self.device,
         )
 
     def complete(self, architectures: Sequence[Architecture]) -> bool:

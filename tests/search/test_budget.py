@@ -62,6 +62,7 @@ def test_tables_are_named_relative_to_the_space(parse):
 @pytest.mark.parametrize(
     ("written", "message"),
     [
+        ({"blocks": "compiled"}, "budget.blocks: unknown way to run blocks 'compiled' (did you mean 'compile'?)"),
         ({"table": 3}, "budget.table: must be the path of a cost table, or a list of them; got 3"),
         ({"state_bytes": {"at_most": 1, "length": 0}}, "budget.state_bytes.length: must be at least 1; got 0"),
         (

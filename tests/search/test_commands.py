@@ -109,7 +109,7 @@ def test_options_are_checked(space_file, capsys):
     assert "--stop-after: must be a number" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["demo", "state_tracking", "hybrid_410m", "hybrid_7b_moe"])
+@pytest.mark.parametrize("name", ["demo", "state_tracking", "recall", "needle", "hybrid_410m", "hybrid_7b_moe"])
 def test_the_search_spaces_that_come_along_can_be_sampled(name):
     from archsearch.search.dry_run import survey
     from archsearch.search.space import load_space

@@ -24,7 +24,7 @@ def precise(monkeypatch):
 
 @pytest.fixture
 def space(parse):
-    return parse({"budget": BUDGET})
+    return parse({"budget": BUDGET, "study.confirm.top": 0})
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_one_of_other_conditions_is_refused_where_it_is_named_and_passed_over_wh
 @pytest.mark.usefixtures("instant_trial")
 def test_a_study_refuses_by_prediction_without_starting_a_trial(space, file, tmp_path, capsys):
     put_beside(space, file)
-    evidence = run(space, Options(file=file, output=tmp_path, trials=8, seed=0)).evidence
+    evidence = run(space, Options(file=file, output=tmp_path, trials=4, seed=0)).evidence
     refused = [x for x in evidence["trials"] if x["outcome"] == "refused"]
     assert refused
     for trial in refused:
@@ -144,7 +144,7 @@ def test_another_machines_figures_say_so_wherever_they_stand(space, file, tmp_pa
     from archsearch.search.summary import print_result
 
     path = put_beside(space, file, card="NVIDIA H200")
-    conclusion = run(space, Options(file=file, output=tmp_path, trials=8, seed=0, tables=(str(path),)))
+    conclusion = run(space, Options(file=file, output=tmp_path, trials=4, seed=0, tables=(str(path),)))
     refused = next(x for x in conclusion.evidence["trials"] if x["outcome"] == "refused")
     assert "(predicted for another machine, NVIDIA H200)" in refused["reason"]
     capsys.readouterr()

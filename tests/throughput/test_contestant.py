@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from archsearch.architecture import resolve
+from archsearch.config import ConfigError
 from archsearch.throughput.conditions import Conditions
 from archsearch.throughput.contestant import Contestant, Stage
 from archsearch.throughput.cost_table import with_vocabulary
@@ -59,6 +60,21 @@ def test_a_real_model_runs_steps_of_each_mode(mode, precision):
         assert {value.dtype for value in weights.values()} == {torch.float32 if precision == "fp32" else torch.bfloat16}
     contestant.unload()
     assert not contestant.is_loaded
+
+
+def test_blocks_are_compiled_or_recorded_before_the_clock_starts(monkeypatch):
+    asked, device = [], torch.device("cpu")
+    monkeypatch.setattr("archsearch.throughput.contestant.HybridLM.compile_blocks", lambda _: asked.append("compile"))
+    monkeypatch.setattr(
+        "archsearch.throughput.contestant.HybridLM.record_blocks",
+        lambda _, *shape: asked.append((shape, torch.is_autocast_enabled("cpu"))),
+    )
+    for blocks in ("compile", "cuda_graphs"):
+        conditions = Conditions(batch_size=1, length=4, precision="bf16", device="cpu", blocks=blocks)
+        Contestant(with_vocabulary(resolve("A")), conditions, device, Watch(device)).load()
+    assert asked == ["compile", ((1, 4), True)]
+    with pytest.raises(ConfigError, match="blocks must be eager where mode is decode"):
+        Conditions(mode="decode", blocks="compile")
 
 
 def test_every_decoding_pass_goes_on_from_the_same_context():

@@ -28,6 +28,7 @@ KEY = Key(
     fla="0.6.0",
     kernels="abc",
     mode="train",
+    blocks="eager",
     precision="bf16",
     batch_size=8,
     length=4096,
@@ -109,7 +110,8 @@ def test_a_table_of_another_machine_is_refused_unless_it_is_named(name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("mode", "decode"), ("precision", "fp32"), ("batch_size", 2), ("length", 9)]
+    ("name", "value"),
+    [("mode", "decode"), ("precision", "fp32"), ("blocks", "compile"), ("batch_size", 2), ("length", 9)],
 )
 def test_a_table_of_other_conditions_is_refused_even_if_it_is_named(name, value):
     here = dataclasses.replace(KEY, **{name: value})

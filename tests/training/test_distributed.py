@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from archsearch.cli import main
 from archsearch.training.callbacks import LAST
 from archsearch.training.checkpoint import load_checkpoint, load_model
 from archsearch.training.strategy import NAME
-from tests.training.two_ranks import HALF, STEPS, STRATEGIES, train
+from tests.training.two_ranks import DENSE, HALF, STEPS, STRATEGIES, train
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,18 +37,8 @@ def folder(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.training.two_ranks", str(folder)]
-    ranks = []
-    try:
-        for rank in (0, 1):
-            environment = {**common, "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
-            ranks.append(subprocess.Popen(command, env=environment, cwd=ROOT))
-        assert [rank.wait(SECONDS) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    code, _, errors = run_ranks("tests.training.two_ranks", str(folder), MASTER_PORT=port)
+    assert code == 0, errors
     return folder
 
 
@@ -57,7 +49,7 @@ def ranks(folder):
 
 @pytest.fixture(scope="module")
 def one(folder):
-    return train(folder / "one", devices=1)
+    return train(folder / "one", devices=1, validate=True)
 
 
 def checkpoint(folder, name):
@@ -72,10 +64,19 @@ def test_two_ranks_do_what_one_does_with_the_same_global_batch(folder, ranks, on
     for step, expected in zip(two["steps"], one["steps"], strict=True):
         assert step == pytest.approx(expected, rel=1e-3)
     assert [step["norm"] for step in two["steps"]] == pytest.approx([0.1] * STEPS)
-    assert two["metrics"][0] == pytest.approx(one["metrics"][0], rel=1e-4)
+    if not how:
+        assert two["metrics"] == [pytest.approx(of, rel=1e-4) for of in one["metrics"]]
+        assert two["metrics"]
     ours, theirs = checkpoint(folder, strategy + how), checkpoint(folder, "one")
     torch.testing.assert_close(ours["state_dict"], theirs["state_dict"], **CLOSE)
     assert ours["tokens_seen"] == theirs["tokens_seen"] == one["steps"][-1]["tokens"]
+
+
+def test_shards_of_compiled_blocks_that_run_twice_do_the_same(folder, ranks):
+    expected = train(folder / "one dense", devices=1, max_steps=1, architecture=DENSE)
+    two = ranks[0][f"{NAME} compiled"]
+    assert two["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert two["steps"][0] == pytest.approx(expected["steps"][0], rel=1e-4)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -100,8 +101,9 @@ def test_a_run_goes_on_with_another_number_of_devices(folder, one, ranks, strate
     torch.testing.assert_close(checkpoint(folder, f"one from {strategy}")["state_dict"], expected, **CLOSE)
 
 
+@pytest.mark.usefixtures("one")
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_checkpoint_is_one_that_a_single_device_writes(folder, one, strategy):
+def test_a_checkpoint_is_one_that_a_single_device_writes(folder, strategy):
     ours, theirs = checkpoint(folder, strategy), checkpoint(folder, "one")
     assert list(ours["state_dict"]) == list(theirs["state_dict"])
     torch.testing.assert_close(ours["optimizer_states"], theirs["optimizer_states"], rtol=1e-2, atol=1e-5)
@@ -128,14 +130,11 @@ def test_the_command_line_starts_the_ranks(tmp_path):
     run = ["--trainer.accelerator=cpu", "--trainer.max_steps=3", "--trainer.log_every_n_steps=1"]
     common = ["fit", *sizes, *run, f"--data.cache_dir={tmp_path}", "--data.eval_tokens=64"]
     two = [*common, "--trainer.devices=2", f"--trainer.strategy={NAME}", "--data.batch_size=2"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "archsearch", *two, f"--trainer.default_root_dir={tmp_path / 'two'}"],
-        capture_output=True, text=True, cwd=ROOT, timeout=SECONDS, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("checkpoint: ") == 1
-    assert ran.stdout.count("val/loss ") == 1
-    assert "Warning" not in ran.stderr
+    code, output, errors = run_ranks("archsearch", *two, f"--trainer.default_root_dir={tmp_path / 'two'}")
+    assert code == 0, errors
+    assert output.count("checkpoint: ") == 1
+    assert output.count("val/loss ") == 1
+    assert "Warning" not in errors
     one = [*common, "--trainer.devices=1", "--data.batch_size=4", f"--trainer.default_root_dir={tmp_path / 'one'}"]
     assert main(one) == 0
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
@@ -145,7 +144,7 @@ def test_the_command_line_starts_the_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--trainer.strategy=fsdp_2"], "trainer.strategy: X"),
+        (["--trainer.strategy=fsdp_2"], "trainer.strategy: unknown 'fsdp_2' (did you mean 'fsdp2'?)"),
         (["--trainer.accelerator=gpu", "--trainer.devices=2"], "No supported gpu backend found"),
         (["--model.compile=inductr"], "model.compile: unknown backend 'inductr' (did you mean 'inductor'?)"),
     ],
@@ -160,6 +159,26 @@ def test_what_cannot_run_here_is_one_line(capsys, tmp_path, flags, message):
     assert error.startswith("error: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+def run_ranks(*arguments, **environment):
+    """Run a Python module that starts processes of its own; none of them outlives it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return process.returncode, output, errors
 
 
 def losses(folder):

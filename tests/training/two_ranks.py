@@ -1,11 +1,13 @@
 """Training runs that a test compares, on one device or as one of two ranks.
 
-`python -m tests.training.two_ranks FOLDER` is such a rank: it does every run of RUNS and leaves the results in FOLDER.
+`MASTER_PORT=PORT python -m tests.training.two_ranks FOLDER` is both ranks: they do all `runs` and leave in FOLDER what
+came out.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -33,7 +35,15 @@ MODEL = {  # heads and experts that two ranks cannot share evenly, a weight that
     "tie_embeddings": True,
     "init_std": 0.1,
 }
-DATA = {"length": 8, "curriculum_start": 2, "curriculum_steps": 6, "batch_size": 4, "eval_lengths": [9], "eval_size": 10}
+DENSE = {**MODEL, "pattern": "M", "mlp": {"intermediate_size": 16}}
+DATA = {
+    "length": 8,
+    "curriculum_start": 2,
+    "curriculum_steps": 6,
+    "batch_size": 4,
+    "eval_lengths": [9],
+    "eval_size": 10,
+}
 OPTIMIZER = {"learning_rate": 1e-2, "grad_clip": 0.1}
 
 
@@ -43,18 +53,22 @@ class Record(lightning.Callback):
     def __init__(self, kill_at: int | None = None) -> None:
         self.kill_at = kill_at
         self.losses: list[float] = []
+        self.step = 0
         self.steps: list[dict[str, float]] = []
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.losses.append(trainer.callback_metrics["train/loss"].item())
+        if trainer.global_step == self.step:
+            return
+        self.step = trainer.global_step
+        gradients = [whole(parameter.grad) for parameter in pl_module.parameters()]
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm().item()
+        largest = max(gradient.abs().max().item() for gradient in gradients)
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        self.steps.append({"tokens": pl_module.tokens_seen, "rate": rate, "norm": norm, "largest": largest})
 
-    def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        gradients = [whole(parameter.grad) for parameter in pl_module.parameters() if parameter.grad is not None]
-        if gradients and trainer.global_step:
-            norm = torch.stack([gradient.norm() for gradient in gradients]).norm().item()
-            largest = max(gradient.abs().max().item() for gradient in gradients)
-            rate = optimizer.param_groups[0]["lr"]
-            self.steps.append({"tokens": pl_module.tokens_seen, "rate": rate, "norm": norm, "largest": largest})
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.step = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self.kill_at is not None and trainer.global_step == self.kill_at:
@@ -85,6 +99,7 @@ def train(
     interrupt: bool = False,
     validate: bool = False,
     max_steps: int = STEPS,
+    architecture: dict[str, Any] = MODEL,
     model: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
@@ -108,7 +123,7 @@ def train(
         **arguments,
     )
     options = {"optimizer": OPTIMIZER, "schedule": {"tokens": 300}, **(model or {})}
-    built, data = LanguageModel(MODEL, vocab_size=6, **options), StateTracking(**DATA)
+    built, data = LanguageModel(architecture, vocab_size=6, **options), StateTracking(**DATA)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")  # Lightning's own
         try:
@@ -136,8 +151,8 @@ def runs(folder: Path) -> dict[str, dict[str, Any]]:
         named[f"{strategy} interrupted"] = {"strategy": strategy, "interrupt": True}
         named[f"{strategy} by value"] = {"strategy": strategy, "max_steps": HALF, **clip}
         named[f"{strategy} checkpointing"] = {"strategy": strategy, "model": checkpointing}
-        compiled = checkpointing | {"compile": "aot_eager"}
-        named[f"{strategy} compiled"] = {"strategy": strategy, "max_steps": 1, "model": compiled}
+    compiled = checkpointing | {"compile": "eager"}
+    named[f"{NAME} compiled"] = {"strategy": NAME, "max_steps": 1, "architecture": DENSE, "model": compiled}
     return named
 
 
@@ -151,16 +166,14 @@ def quiet() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path) -> int:
     torch.set_num_threads(1)
-    import time
-    results = {}
-    for name, arguments in runs(folder).items():
-        started = time.time()
-        results[name] = train(folder / name, devices=2, **arguments)
-        print(name, time.time() - started, flush=True)
+    other = os.fork()  # not a second process from scratch: imports take longer than all the runs
+    os.environ.update(LOCAL_RANK="0" if other else "1", NODE_RANK="0", MASTER_ADDR="127.0.0.1")
+    results = {name: train(folder / name, devices=2, **arguments) for name, arguments in runs(folder).items()}
     torch.save(results, folder / f"rank{torch.distributed.get_rank()}.pt")
+    return os.waitpid(other, 0)[1] if other else 0
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    sys.exit(main(Path(sys.argv[1])))

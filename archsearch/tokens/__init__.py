@@ -1,0 +1,1 @@
+"""Token files: what they look like and how they are made from text; needs neither PyTorch nor Lightning."""

@@ -1,0 +1,151 @@
+"""Blocks under torch.compile: one graph each, the same results, the same names."""
+
+import copy
+
+import lightning.pytorch as lightning
+import pytest
+import torch
+from torch import _dynamo as dynamo
+
+from archsearch.architecture import Architecture
+from archsearch.config import Where
+from archsearch.data import StateTracking
+from archsearch.model.block import run_block
+from archsearch.model.generation import generate
+from archsearch.model.language_model import HybridLM
+from archsearch.training.module import LanguageModel
+from archsearch.training.step import training_losses
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning", r"ignore:.*isinstance\(treespec, LeafSpec\).*"
+)
+
+HEADS = {"num_heads": 2, "key_head_dim": 8, "value_head_dim": 4}
+MIXERS = {
+    "G": {"type": "gated_deltanet", **HEADS},
+    "S": {"type": "mamba2", "num_heads": 4, "head_dim": 3, "state_dim": 8},
+    "M": {"type": "m2rnn", **HEADS},
+    "A": {"type": "attention", "num_heads": 2},
+    "N": {"type": "rnn", "num_heads": 2, "head_dim": 4},
+    "U": {"type": "gru", "num_heads": 2, "head_dim": 4},
+    "D": {"type": "gated_deltaproduct", **HEADS},
+    "a": {"type": "attention", "num_heads": 2, "num_kv_heads": 1, "rope": True, "window": 3},
+}
+EXPERTS = {"type": "moe", "num_experts": 4, "experts_per_token": 2, "intermediate_size": 8, "aux_loss_weight": 0.5}
+
+
+@pytest.fixture(autouse=True)
+def _afresh():
+    dynamo.reset()
+    yield
+    dynamo.reset()
+
+
+def build(pattern, **changes):
+    torch.manual_seed(0)
+    values = {"hidden_size": 16, "vocab_size": 7, "init_std": 0.5, "mixers": MIXERS, "mlp": {"intermediate_size": 16}}
+    return HybridLM(Architecture.from_dict({**values, "pattern": pattern, **changes}, Where("x")))
+
+
+def batch(length=10):
+    tokens = torch.randint(7, (2, length + 1), generator=torch.Generator().manual_seed(1))
+    return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
+
+
+def losses_and_gradients(model, batch):
+    model.zero_grad()
+    loss, auxiliary = training_losses(model, batch)
+    (loss if auxiliary is None else loss + auxiliary).backward()
+    return loss, auxiliary, [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("letter", list(MIXERS))
+def test_a_block_is_one_graph(letter):
+    (block,) = build(letter).blocks
+    x = torch.randn(2, 10, 16, requires_grad=True)
+    explained = dynamo.explain(run_block)(block, x, None, None, torch.ones(20, dtype=torch.bool))
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0), explained.break_reasons
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
+def test_compiled_blocks_do_what_they_did_and_share_graphs(again):
+    pattern = "GMAMGMA"
+    expected = losses_and_gradients(build(pattern), batch())
+    graphs = []
+
+    def counting(graph, _):
+        graphs.append(graph)
+        return graph
+
+    model = build(pattern)
+    model.activation_checkpointing = again
+    for block in model.blocks:
+        block.compile_backend = counting
+    actual = losses_and_gradients(model, batch())
+    torch.testing.assert_close(actual, expected)
+    assert len(graphs) == 3
+    torch.testing.assert_close(losses_and_gradients(model, batch()), expected)
+    assert len(graphs) == 3
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
+def test_experts_add_their_auxiliary_loss_once(again):
+    expected = losses_and_gradients(build("AA", mlp=EXPERTS), batch())
+    model = build("AA", mlp=EXPERTS)
+    model.activation_checkpointing = again
+    model.compile_blocks("eager")
+    torch.testing.assert_close(losses_and_gradients(model, batch()), expected)
+
+
+def test_another_length_between_two_steps_does_not_disturb_blocks_that_run_twice():
+    model = build("GA")
+    model.activation_checkpointing = True
+    model.compile_blocks("eager")
+    for length in (10, 12, 10, 14, 10, 12):
+        expected = losses_and_gradients(build("GA"), batch(length))
+        torch.testing.assert_close(losses_and_gradients(model, batch(length)), expected)
+
+
+def test_packed_documents_work_in_more_graphs():
+    packed = {**batch(), "cu_seqlens": torch.tensor([0, 3, 10, 17, 20])}
+    model = build("A")
+    model.compile_blocks("eager")
+    torch.testing.assert_close(losses_and_gradients(model, packed), losses_and_gradients(build("A"), packed))
+
+
+def test_names_copies_and_decoding_stay():
+    plain, model = build("MA"), build("MA")
+    model.compile_blocks("eager")
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert generate(model, [[1, 2, 3], [4, 5]], 4) == generate(plain, [[1, 2, 3], [4, 5]], 4)
+    other = copy.deepcopy(model)
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    assert other(batch()["tokens"])[0].abs().max() == 0
+    assert torch.equal(model(batch()["tokens"])[0], plain(batch()["tokens"])[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", True], ids=["aot_eager", "inductor"])
+def test_fit_trains_compiled_blocks(tmp_path, backend):
+    def losses(**options):
+        lightning.seed_everything(1, verbose=False)
+        seen = []
+
+        class Record(lightning.Callback):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                seen.append(outputs["loss"].item())
+
+        trainer = lightning.Trainer(
+            accelerator="cpu", max_steps=3, max_epochs=-1, limit_val_batches=0, callbacks=[Record()], logger=False,
+            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        data = StateTracking(length=6, batch_size=4, eval_size=8)
+        model = LanguageModel(build("A").architecture.to_dict(), vocab_size=6, vocabulary="data", **options)
+        trainer.fit(model, datamodule=data)
+        return seen
+
+    plain = losses()
+    assert losses(compile=backend) == pytest.approx(plain, rel=1e-5)
+    assert len(plain) == 3
+    assert dynamo.utils.counters["stats"]["unique_graphs"] >= 1
