@@ -18,7 +18,7 @@ COMMANDS = {
     "generate": "let a checkpoint go on from a prompt",
     "export": "write a study's best architecture, or a file's, for another program",
     "inspect": "show layers, parameters, state, FLOPs and legality of an architecture",
-    "measure": "measure training throughput of architectures, side by side",
+    "measure": "measure throughput of architectures, side by side, or what the blocks of a space cost",
     "status": "show what a study ran, is running and refused, and why",
     "bench": "time the kernels of a mixer on this GPU, and check them",
     "tune": "find the fastest configurations of library kernels for an architecture's shapes on this GPU",

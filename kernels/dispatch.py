@@ -15,7 +15,7 @@ Reason = TypeVar("Reason", bound=Callable[..., str | None])
 Function = TypeVar("Function", bound=Callable[..., object])
 
 calls: Counter[tuple[str, str]] = Counter()
-"""How often each (op, backend) has run in this process."""
+"""How often each (op, backend) has run in this process, outside of graphs of torch.compile."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Backends:
         return self.count(REFERENCE)
 
     def count(self, name: str) -> str:
-        calls[self.op, name] += 1
+        if not torch.compiler.is_compiling():  # a graph that depends on the count would be compiled anew at every call
+            calls[self.op, name] += 1
         return name
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import codecs
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ from archsearch.commands.options import add_json_argument, add_plugin_argument
 
 if TYPE_CHECKING:
     from archsearch.model.generation import Step
+    from archsearch.tokens.tokenizer import Decoder, Tokenizer
 
 FIELD = "CHECKPOINT"
 CONTROL = {code: "\ufffd" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
@@ -27,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompts.add_argument("--prompt", action="append", metavar="TEXT", help="what the text begins with (repeatable)")
     prompts.add_argument("--prompts", metavar="FILE", help="a prompt per line; empty lines are left out")
     prompts.add_argument(
-        "--tokens", action="append", metavar="1,2,3", help="a prompt as token numbers, for other data than text"
+        "--tokens", action="append", metavar="1,2,3", help="a prompt as token numbers, where no tokenizer is known"
     )
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="per prompt (256)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (0.8)")
@@ -44,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from archsearch.config import ConfigError
-    from archsearch.data.packing import START
     from archsearch.model.generation import state_bytes, stream
     from archsearch.pattern import compact
     from archsearch.throughput.conditions import PRECISIONS, Conditions, describe_device
@@ -53,14 +51,14 @@ def run(args: argparse.Namespace) -> int:
     device = Conditions(precision=args.precision, device=args.device).resolve_device()
     path = find_checkpoint(args.checkpoint)
     checkpoint = load_checkpoint(path, FIELD)
-    prompts = _prompts(args, path, checkpoint)
-    as_text, stop = args.tokens is None, START if args.tokens is None else None
-    writer = Writer(prompts, as_text, args.max_new_tokens, stop, quiet=args.json)
+    tokenizer = _tokenizer(path, checkpoint) if args.tokens is None else None
+    prompts = _prompts(args, tokenizer)
+    writer = Writer(prompts, tokenizer, args.max_new_tokens, quiet=args.json)
     seconds, states = [], []
     try:
         model = load_model(checkpoint, path, FIELD).to(device, PRECISIONS[args.precision] or torch.float32)
         sampling = {"temperature": args.temperature, "top_p": args.top_p}
-        steps = stream(model, prompts, args.max_new_tokens, stop=stop, seed=args.seed, **sampling)
+        steps = stream(model, prompts, args.max_new_tokens, stop=writer.stop, seed=args.seed, **sampling)
         started = time.perf_counter()
         for step in steps:
             seconds.append(time.perf_counter() - started)  # the tokens of a step have left the device
@@ -88,16 +86,19 @@ class Writer:
     """Collect the continuations, and print one after the other, each as it comes."""
 
     def __init__(
-        self, prompts: list[list[int]], as_text: bool, max_new_tokens: int, stop: int | None, *, quiet: bool
+        self, prompts: list[list[int]], tokenizer: Tokenizer | None, max_new_tokens: int, *, quiet: bool
     ) -> None:
+        """Write text, or without a tokenizer numbers."""
         from rich.console import Console
 
-        self.prompts, self.as_text, self.max_new_tokens, self.stop = prompts, as_text, max_new_tokens, stop
+        self.prompts, self.max_new_tokens = prompts, max_new_tokens
+        self.stop = None if tokenizer is None else tokenizer.eod
         self.rows: list[list[int]] = [[] for _ in prompts]
         self._console = Console() if sys.stdout.isatty() else None
         self._row = len(prompts) if quiet else -1
         self._printed = 0
-        self._decode = _text_decoder()
+        self._tokenizer = tokenizer
+        self._decode = _decoder(tokenizer)
 
     def add(self, step: Step) -> None:
         """Take the new token of every row."""
@@ -109,7 +110,7 @@ class Writer:
         while self._row < len(self.rows):
             tokens = self.rows[self._row]
             done = self._is_done(tokens)
-            self._print(self._text(tokens[self._printed :], done))
+            self._print(self._decode(tokens[self._printed :], done))
             self._printed = len(tokens)
             if not done:
                 break
@@ -118,32 +119,24 @@ class Writer:
 
     def continuations(self) -> list[dict[str, Any]]:
         """Return prompt, continuation, its tokens and whether it has come to its end by itself, per row."""
-        from archsearch.data.text import decode
-
+        decode = None if self._tokenizer is None else self._tokenizer.decode
         texts = [
-            {"prompt": decode(prompt), "text": decode(row)} if self.as_text else {"prompt": prompt}
+            {"prompt": decode(prompt), "text": decode(row)} if decode else {"prompt": prompt}
             for prompt, row in zip(self.prompts, self.rows, strict=True)
         ]
         ended = [self.stop is not None and row[-1] == self.stop for row in self.rows]
         return [{**text, "tokens": row, "ended": end} for text, row, end in zip(texts, self.rows, ended, strict=True)]
 
     def _begin_row(self) -> None:
-        self._row, self._printed, self._decode = self._row + 1, 0, _text_decoder()
+        self._row, self._printed, self._decode = self._row + 1, 0, _decoder(self._tokenizer)
         if self._row == len(self.rows):
             return
         if len(self.rows) > 1:
             self._print(f"--- {self._row + 1} of {len(self.rows)} ---\n", "dim")
-        self._print(self._text(self.prompts[self._row], done=False), "bold")
+        self._print(self._decode(self.prompts[self._row], False), "bold")
 
     def _is_done(self, tokens: list[int]) -> bool:
         return len(tokens) == self.max_new_tokens or (bool(tokens) and tokens[-1] == self.stop)
-
-    def _text(self, tokens: list[int], done: bool) -> str:
-        from archsearch.data.text import to_bytes
-
-        if not self.as_text:
-            return "".join(f"{token} " for token in tokens)
-        return self._decode(to_bytes(tokens), done)
 
     def _print(self, text: str, style: str | None = None) -> None:
         if self._console is not None:  # a terminal must not obey what a model writes
@@ -153,30 +146,50 @@ class Writer:
             sys.stdout.flush()
 
 
-def _text_decoder() -> Callable[[bytes, bool], str]:
-    """Return a decoder that keeps the bytes of a character until all have come."""
-    return codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+def _decoder(tokenizer: Tokenizer | None) -> Decoder:
+    """Return a decoder of one row."""
+    if tokenizer is None:
+        return lambda tokens, _: "".join(f"{token} " for token in tokens)
+    return tokenizer.decoder()
 
 
-def _prompts(args: argparse.Namespace, path: Path, checkpoint: dict[str, Any]) -> list[list[int]]:
-    """Return the tokens of every prompt. Raises ConfigError."""
+def _tokenizer(path: Path, checkpoint: dict[str, Any]) -> Tokenizer:
+    """Return the tokenizer of the data that a checkpoint was trained on. Raises ConfigError."""
     from archsearch.config import ConfigError
-    from archsearch.data.text import Text, encode
+    from archsearch.data.text import Text
+    from archsearch.data.token_files import find_tokenizer
 
-    if args.tokens is not None:
-        return [_numbers(text) for text in args.tokens]
+    way_out = "prompt it with --tokens 1,2,3"
     if checkpoint.get("data_class") != f"{Text.__module__}.{Text.__qualname__}":
         data = str(checkpoint.get("data_class")).rsplit(".", 1)[-1]
-        raise ConfigError(f"{FIELD}: {path} was trained on {data}, not on Text; prompt it with --tokens 1,2,3")
-    if args.prompt is not None:
-        return [encode(text) for text in args.prompt]
+        raise ConfigError(f"{FIELD}: {path} was trained on {data}, not on Text; {way_out}")
+    arguments = checkpoint.get("datamodule_hyper_parameters", {})
+    files = arguments.get("path")
     try:
-        lines = Path(args.prompts).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError as error:
-        raise ConfigError(f"--prompts: {args.prompts}: cannot be read: {error.strerror}") from None
-    if not any(lines):
-        raise ConfigError(f"--prompts: {args.prompts}: holds no prompt")
-    return [encode(line) for line in lines if line]
+        tokenizer = find_tokenizer(files, arguments.get("glob", "*"), arguments.get("eod"))
+    except ConfigError as error:
+        raise ConfigError(f"{FIELD}: {path}: {error}; {way_out}") from None
+    if tokenizer is None:
+        raise ConfigError(f"{FIELD}: {path} was trained on {files}, which has no tokenizer beside it; {way_out}")
+    return tokenizer
+
+
+def _prompts(args: argparse.Namespace, tokenizer: Tokenizer | None) -> list[list[int]]:
+    """Return the tokens of every prompt. Raises ConfigError."""
+    from archsearch.config import ConfigError
+
+    if tokenizer is None:
+        return [_numbers(text) for text in args.tokens]
+    texts = args.prompt
+    if texts is None:
+        try:
+            text = Path(args.prompts).read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError as error:
+            raise ConfigError(f"--prompts: {args.prompts}: cannot be read: {error.strerror}") from None
+        texts = [line for line in text.splitlines() if line]
+        if not texts:
+            raise ConfigError(f"--prompts: {args.prompts}: holds no prompt")
+    return [[tokenizer.eod, *tokenizer.encode(text)] for text in texts]
 
 
 def _numbers(text: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,18 +166,3 @@ def _check_for_text(**arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise ConfigError(f"data.{name}: is for token files (.bin, .idx) alone; got {value!r}")
-
-
-def encode(text: str) -> list[int]:
-    """Return the tokens of a document that begins with `text`: START and its bytes in UTF-8."""
-    return [START, *text.encode("utf-8", errors="surrogateescape")]
-
-
-def to_bytes(tokens: Iterable[int]) -> bytes:
-    """Return the bytes among `tokens`; START is none."""
-    return bytes(token for token in tokens if token < START)
-
-
-def decode(tokens: Iterable[int]) -> str:
-    """Return the text of `tokens`; bytes that are no UTF-8 become U+FFFD."""
-    return to_bytes(tokens).decode("utf-8", errors="replace")

@@ -25,7 +25,7 @@ class Block(nn.Module):
     """`x + mixer(norm(x))`, then `x + mlp(norm(x))`.
 
     With `activation_checkpointing` only the input is kept for the backward pass, which computes the rest once more.
-    With a `compile_backend` (of torch.compile) blocks of the same structure run as one translated graph.
+    With a `compile_backend` (of torch.compile) a block runs as one translated graph, except on packed documents.
     """
 
     def __init__(self, architecture: Architecture, layer: Layer) -> None:
@@ -45,7 +45,7 @@ class Block(nn.Module):
         around = innermost()
         again = self.activation_checkpointing and torch.is_grad_enabled()
         run: Callable[..., Outputs] = run_block
-        if self.compile_backend is not None:
+        if self.compile_backend is not None and cu_seqlens is None:  # bounds are read on the CPU: graphs would break
             run = _compiled(self.compile_backend, again)
         arguments = self, x, state, cu_seqlens, None if around is None else around.scored
         if again:

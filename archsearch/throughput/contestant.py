@@ -18,7 +18,8 @@ from archsearch.throughput.device_state import Watch
 from archsearch.training.step import OptimizerOptions, build_optimizer, train_step
 
 WARM_UP_STEPS = 2
-PASS_SECONDS = {"cuda": 0.25, "cpu": 0.05}  # of a pass, so that clock's grain, first launch and jitter are small in it
+PASS_SECONDS = {"cuda": 0.2, "cpu": 0.05}  # of a pass, so that clock's grain, first launch and jitter are small in it
+LEAST_STEPS = {"cuda": 2, "cpu": 1}  # of a pass, so that a GPU's launches run ahead into the next step as in training
 PREFILL_CHUNK = 1024  # tokens of a context that are read at once: bounds the memory of activations
 TRAINING_BYTES = 16  # per parameter: weight, gradient and two moments of AdamW in float32
 MARGIN = 0.97  # of the memory that is free
@@ -54,7 +55,8 @@ class Contestant:
             self.peak_memory = peak - before
             self.transient = peak - self._allocated()
         if self.steps is None:
-            self.steps = max(1, round(PASS_SECONDS[self.device.type] / self._timed(1)))
+            kind = self.device.type
+            self.steps = max(LEAST_STEPS[kind], round(PASS_SECONDS[kind] / self._timed(1)))
 
     def unload(self) -> None:
         """Free everything that the model holds on the device."""

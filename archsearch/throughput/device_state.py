@@ -96,7 +96,8 @@ def describe(figures: dict[str, Any] | None) -> str:
 def open_card(device: torch.device, library: Any = None, properties: Any = None) -> Card | None:
     """Return the card behind a torch device, None where the driver's library is missing or refuses."""
     try:
-        return Card(library or ctypes.CDLL(LIBRARY), properties or torch.cuda.get_device_properties(device))
+        properties = properties or torch.cuda.get_device_properties(device)
+        return Card(library or ctypes.CDLL(LIBRARY), properties, device.index or 0)
     except (OSError, AttributeError, NvmlError):
         return None
 
@@ -108,7 +109,7 @@ class NvmlError(RuntimeError):
 class Card:
     """One card of NVML."""
 
-    def __init__(self, library: Any, properties: Any) -> None:
+    def __init__(self, library: Any, properties: Any, index: int) -> None:
         self._library = library
         self._call("nvmlInit_v2")
         text = ctypes.create_string_buffer(96)
@@ -116,7 +117,10 @@ class Card:
         self.driver = text.value.decode()
         self._handle = ctypes.c_void_p()
         name = f"GPU-{properties.uuid}".encode()
-        self._call("nvmlDeviceGetHandleByUUID", ctypes.c_char_p(name), ctypes.byref(self._handle))
+        try:
+            self._call("nvmlDeviceGetHandleByUUID", ctypes.c_char_p(name), ctypes.byref(self._handle))
+        except NvmlError:  # as in some containers, which then show no cards but their own
+            self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(self._handle))
 
     def read(self) -> DeviceState:
         """Ask for everything; takes well under a millisecond or a few of them."""

@@ -105,7 +105,7 @@ class Tabulator:
         shares = [seconds[1] / seconds[0] for seconds in rounds.seconds]
         unit = self.table.anchor.seconds
         return Whole(
-            label=compact(architecture.pattern),
+            label=_label(architecture),
             parts=parts_of(architecture),
             seconds=unit * statistics.median(shares),
             error=unit * standard_error(shares),
@@ -185,6 +185,13 @@ class _Rounds:
 
     seconds: Sequence[Sequence[float]]
     peaks: Sequence[int | None]
+
+
+def _label(architecture: Architecture) -> str:
+    """Return the pattern, and the shape of every letter but the commonest."""
+    letters = sorted(set(architecture.pattern), key=architecture.pattern.count, reverse=True)
+    shapes = [f"{letter} {architecture.mixers[letter].options.shape()}" for letter in letters[1:]]
+    return "; ".join([compact(architecture.pattern), *shapes])
 
 
 def standard_error(values: Sequence[float]) -> float:

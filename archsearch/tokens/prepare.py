@@ -63,6 +63,8 @@ def prepare(
     """
     if options.workers < 1:
         raise ConfigError(f"--workers: must be at least 1; got {options.workers}")
+    if Path(prefix).is_dir() or prefix.endswith("/"):
+        raise ConfigError(f"--output: must be what the names of files begin with, not a folder; got {prefix}")
     tokenizer = build_tokenizer(options.tokenizer, options.eod)
     sources = list_sources(files, options.glob)
     key = _key(sources, tokenizer, options)

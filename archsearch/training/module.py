@@ -64,7 +64,8 @@ class LanguageModel(lightning.LightningModule):
                 data, `data` resizes the embedding and the head.
             activation_checkpointing: Keep only the inputs of blocks for the backward pass, and compute the rest again:
                 less memory, about a third more time.
-            compile: Let torch.compile translate the blocks: true for its inductor backend, or a backend's name.
+            compile: Let torch.compile translate the blocks: true for its inductor backend, or a backend's name. Packed
+                documents, as Text has them, run as they do without.
         """
         super().__init__()
         self.architecture = describe(architecture, pattern, vocab_size, resize=vocabulary == "data")

@@ -2,10 +2,10 @@
 
     python studies/throughput_h200/verdicts.py OUT.json [--stop-after 8min]
 
-Three patterns of the 410M space against its base at T 4096. First each ratio from a pooled long measurement (two sets of
-models, 60 rounds each); then, with fresh models every time, five verdicts at each of three budgets: 1 % above that ratio
-(must be refused), 1 % below and 5 % below (must be let in); last the same ratio with either one first, on a card that
-has idled and on one that has not.
+Three patterns of the 410M space against its base at T 4096. First each ratio from a pooled long measurement (two sets
+of models, 60 rounds each); then, with fresh models every time, five verdicts at each of three budgets: 1 % above that
+ratio (must be refused), 1 % below and 5 % below (must be let in); last the same ratio with either one first, on a card
+that has idled and on one that has not.
 """
 
 from __future__ import annotations

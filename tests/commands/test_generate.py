@@ -12,8 +12,8 @@ import torch
 from archsearch.cli import main
 from archsearch.commands.generate import Writer
 from archsearch.data.packing import START
-from archsearch.data.text import decode, encode
 from archsearch.model.generation import Step, generate
+from archsearch.tokens.tokenizer import ByteTokenizer
 from archsearch.training.checkpoint import load_checkpoint, load_model
 
 MODEL = """
@@ -27,6 +27,12 @@ TEXT = ["--data=Text", "--data.path=text.txt", "--data.cache_dir=cache", "--data
 WORDS = ["--data=StateTracking", "--data.length=6", "--data.eval_lengths=[6]", "--data.eval_size=2"]
 TEXT_RUN, WORDS_RUN = "lightning_logs/version_0", "lightning_logs/version_1"
 CPU = ["--device", "cpu"]
+BYTES = ByteTokenizer()
+decode = BYTES.decode
+
+
+def encode(text):
+    return [START, *BYTES.encode(text)]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +126,7 @@ def steps(*rows):
 
 
 def test_a_character_is_printed_when_all_its_bytes_have_come(capsys):
-    writer = Writer([encode("a")], True, 3, START, quiet=False)
+    writer = Writer([encode("a")], BYTES, 3, quiet=False)
     shown = []
     for step in steps(["é".encode()[0], "é".encode()[1], 0xFF]):
         writer.add(step)
@@ -129,7 +135,7 @@ def test_a_character_is_printed_when_all_its_bytes_have_come(capsys):
 
 
 def test_a_row_is_printed_as_it_comes_and_the_next_when_it_is_done(capsys):
-    writer = Writer([encode("x"), encode("y")], True, 3, START, quiet=False)
+    writer = Writer([encode("x"), encode("y")], BYTES, 3, quiet=False)
     shown = []
     for step in steps([97, START, None], [None, 98, START]):
         writer.add(step)
@@ -140,7 +146,7 @@ def test_a_row_is_printed_as_it_comes_and_the_next_when_it_is_done(capsys):
 def test_a_terminal_does_not_obey_what_a_model_writes(capsys, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    writer = Writer([encode("x")], True, 9, START, quiet=False)
+    writer = Writer([encode("x")], BYTES, 9, quiet=False)
     for step in steps([*b"\x1b[2J\n[b]"]):
         writer.add(step)
     assert "\ufffd[2J\n[b]" in capsys.readouterr().out

@@ -17,7 +17,7 @@ class FakeMachine:
 
     def __init__(self, noise=0.0, memory=math.inf, speed=1.0, seed=0):
         self.noise, self.memory, self.speed, self.random = noise, memory, speed, random.Random(seed)
-        self.loaded, self.log = [], []
+        self.loaded, self.log, self.failures = [], [], 0
 
     def free(self, _):
         return self.memory - sum(contestant.size for contestant in self.loaded)
@@ -54,6 +54,7 @@ class FakeContestant:
         self.transient = BYTES["transient"]
         self.peak_memory = self.size + self.transient
         if self.peak_memory > self.machine.free(None):
+            self.machine.failures += 1
             raise torch.OutOfMemoryError("the device is full")
         self.machine.loaded.append(self)
 

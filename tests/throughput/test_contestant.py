@@ -33,6 +33,7 @@ def test_what_does_not_fit_takes_turns(monkeypatch):
         for run in stage.passes() * 2:
             run()
             assert len(machine.loaded) == 1
+    assert machine.failures == 0
     assert stage.holding() == "took turns on the device, which does not hold all of them"
 
 
@@ -41,6 +42,7 @@ def test_one_that_runs_out_of_memory_beside_others_is_tried_alone(monkeypatch):
     with stage_of(machine, "R", "M") as stage:
         for run in stage.passes():
             run()
+    assert machine.failures == 1
     with pytest.raises(torch.OutOfMemoryError), stage_of(FakeMachine(memory=5).use(monkeypatch), "R"):
         pass
 

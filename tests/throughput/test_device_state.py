@@ -14,8 +14,8 @@ PROPERTIES = SimpleNamespace(uuid="00000000-1111-2222-3333-444444444444")
 class FakeLibrary:
     """Answers as NVML does: 0, and the value behind the pointer."""
 
-    def __init__(self, *, reasons=0, pids=(), missing=()):
-        self.reasons, self.pids, self.missing = reasons, pids, missing
+    def __init__(self, *, reasons=0, pids=(), missing=(), refused=()):
+        self.reasons, self.pids, self.missing, self.refused = reasons, pids, missing, refused
         self.asked = []
 
     def __getattr__(self, name):
@@ -25,13 +25,15 @@ class FakeLibrary:
 
     def answer(self, name, arguments):
         self.asked.append((name, arguments))
+        if name in self.refused:
+            return 6
         if name == "nvmlSystemGetDriverVersion":
             arguments[0].value = b"580.95"
         elif name == "nvmlDeviceGetComputeRunningProcesses_v3":
             for place, pid in enumerate(self.pids):
                 arguments[2][place].pid = pid
             arguments[1]._obj.value = len(self.pids)
-        elif name != "nvmlInit_v2" and name != "nvmlDeviceGetHandleByUUID":
+        elif name != "nvmlInit_v2" and not name.startswith("nvmlDeviceGetHandle"):
             values = {"ClockInfo": 1980, "Temperature": 61, "PowerUsage": 652_000, "ThrottleReasons": self.reasons}
             arguments[-1]._obj.value = next(value for end, value in values.items() if name.endswith(end))
         return 0
@@ -52,6 +54,13 @@ def test_the_card_is_found_by_its_own_name_not_by_a_number_that_may_be_hidden():
     open_card(torch.device("cuda"), library, PROPERTIES)
     (arguments,) = (arguments for name, arguments in library.asked if name == "nvmlDeviceGetHandleByUUID")
     assert ctypes.cast(arguments[0], ctypes.c_char_p).value == b"GPU-00000000-1111-2222-3333-444444444444"
+
+
+def test_a_card_that_is_not_known_by_its_name_is_taken_by_its_number():
+    library = FakeLibrary(refused=("nvmlDeviceGetHandleByUUID",))
+    assert open_card(torch.device("cuda:1"), library, PROPERTIES).read().clock == 1980
+    (arguments,) = (arguments for name, arguments in library.asked if name == "nvmlDeviceGetHandleByIndex_v2")
+    assert arguments[0].value == 1
 
 
 def test_other_processes_and_slowdowns_are_disturbances_and_the_power_cap_is_none():

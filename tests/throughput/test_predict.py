@@ -71,6 +71,14 @@ def test_relative_to_a_base_that_was_measured_what_both_have_in_common_cancels()
     assert Predictor(table).relative(model("R7A"), model("R7A")).median == 1.0
 
 
+def test_relative_to_a_base_that_was_measured_what_the_others_have_in_common_counts():
+    table = table_of()
+    for pattern, unseen in (("R7A", 0.0), ("R6MA", 0.02), ("R4M3A", 0.02)):
+        add_whole(table, pattern, truth(resolve(pattern).pattern, unseen))
+    ratio = Predictor(table).relative(model("R5M2A"), model("R7A"))
+    assert ratio.median == pytest.approx(truth("R" * 7 + "A") / truth("RRRRRMMA") / 1.02)
+
+
 def test_intervals_cover_as_often_as_they_say():
     covered = covered_ratio = total = 0
     for seed in range(60):
