@@ -6,9 +6,9 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -31,8 +31,12 @@ def compile_only(share: int, of: int) -> Iterator[None]:
             except Exception:  # the tuner meets it again and leaves the configuration out
                 continue
 
-    with patch.object(Autotuner, "run", run), verify.trust():
-        yield
+    tuned_run, Autotuner.run = Autotuner.run, run
+    try:
+        with verify.trust():
+            yield
+    finally:
+        Autotuner.run = tuned_run
 
 
 def tune(run: Callable[[], None]) -> None:
@@ -57,9 +61,6 @@ def _timed(do_bench: Callable[..., Any]) -> Callable[..., Any]:
 
 def save(path: Path) -> int:
     """Add what the tuners have chosen to a file; returns how many choices it holds then."""
-    import fla
-    import triton
-
     kernels = {name: {json.dumps(key): config for key, config in entries} for name, entries in _existing(path).items()}
     for tuner in tuners():
         for key, config in tuner.cache.items():
@@ -67,8 +68,8 @@ def save(path: Path) -> int:
     values = {
         "card": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "triton": triton.__version__,
-        "fla": fla.__version__,
+        "triton": version("triton"),
+        "fla": version("fla-core"),
         "kernels": {
             name: [[json.loads(key), config] for key, config in sorted(entries.items())]
             for name, entries in sorted(kernels.items())

@@ -136,12 +136,13 @@ def test_fit_trains_compiled_blocks(tmp_path):
         seen = []
 
         class Record(lightning.Callback):
-            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):  # noqa: ARG002
                 seen.append(outputs["loss"].item())
 
         trainer = lightning.Trainer(
             accelerator="cpu", max_steps=3, max_epochs=-1, limit_val_batches=0, callbacks=[Record()], logger=False,
-            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, default_root_dir=tmp_path,
+            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+            default_root_dir=tmp_path,
         )  # fmt: skip
         data = StateTracking(length=6, batch_size=4, eval_size=8)
         model = LanguageModel(build("A").architecture.to_dict(), vocab_size=6, vocabulary="data", **options)
