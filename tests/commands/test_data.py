@@ -67,7 +67,9 @@ def test_a_prompt_is_read_and_continued_by_the_tokenizer_beside_the_data(capfd):
     assert run("--prompt", "the café") == 0
     assert capfd.readouterr().out == f"the café{tokenizer.decode(expected)}\n"
     assert run("--prompt", "the café", "--json") == 0
-    [row] = json.loads(capfd.readouterr().out)["continuations"]
+    figures = json.loads(capfd.readouterr().out)
+    assert figures["prefill"]["tokens"] == 1 + len(tokenizer.encode("the café"))
+    [row] = figures["continuations"]
     assert row == {
         "prompt": "the café",
         "text": tokenizer.decode(expected),
