@@ -57,11 +57,12 @@ def test_figures_and_a_verdict_are_written_as_json(tmp_path, capsys):
     assert "infeasible, p = 0.97" in capsys.readouterr().out
 
 
-def test_isolated_processes_agree_on_what_they_measure(capsys):
-    assert main(["measure", "A2", "--against", "A", *SHORT, "--isolate", "--json"]) == 0
+def test_an_isolated_process_measures_its_architecture_against_the_anchor(capsys):
+    assert main(["measure", "A16", "--against", "A", *SHORT, "--isolate", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["isolated"] is True
-    assert 0.2 < figures["results"][0]["ratio"] < 1
+    # a sixteenth plus what no block takes; whatever else a machine does meanwhile costs no factor of ten
+    assert 0.01 < figures["results"][0]["ratio"] < 0.7
 
 
 def test_an_isolated_process_that_fails_is_one_line(monkeypatch, capsys):
