@@ -131,7 +131,7 @@ def _is_size(part: object) -> bool:
 
 
 def _known() -> dict[str, dict[Key, Any]]:
-    """Return the tuned configurations of this card by kernel, those of this machine's own tuning first.
+    """Return the tuned configurations of this card by kernel; this machine's own replace the shipped ones.
 
     A card that nobody tuned takes those of one with the same multiprocessors: all Hopper cards take the H200's.
     """
@@ -149,6 +149,10 @@ def _known() -> dict[str, dict[Key, Any]]:
 
 
 def load(path: Path) -> dict[str, list[tuple[list[Any], dict[str, Any]]]]:
-    """Return `{kernel: [(key, configuration), ...]}` of a file that `archsearch tune` wrote."""
-    kernels: dict[str, list[tuple[list[Any], dict[str, Any]]]] = json.loads(path.read_text())["kernels"]
-    return kernels
+    """Return `{kernel: [(key, configuration), ...]}` of a file that `archsearch tune` wrote. Raises ValueError."""
+    try:
+        kernels = json.loads(path.read_text())["kernels"]
+        return {name: [(list(key), dict(config)) for key, config in entries] for name, entries in kernels.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        rule = "holds no tuned configurations; delete it, or let `archsearch tune` write it anew"
+        raise ValueError(f"{path}: {rule}") from None

@@ -21,11 +21,14 @@ def run(args: argparse.Namespace) -> int:
     """Check, measure and print a line per shape; nothing is reported of kernels that are wrong."""
     import archsearch
     from archsearch.architecture import Architecture
+    from archsearch.config import ConfigError
     from archsearch.files import write_atomic
     from archsearch.throughput.bench_m2rnn import WrongResultError, measure_all
 
     shipped = Path(archsearch.__file__).parent / "search_spaces" / "hybrid_410m.yaml"
     base = Architecture.load(args.like or shipped)
+    if missing := {"M", "R"} - set(base.mixers):
+        raise ConfigError(f"{args.like}: mixers: must bind M and R, the layers to compare; missing: {sorted(missing)}")
     try:
         records = measure_all(base, lambda line: print(line, flush=True))
     except WrongResultError as error:

@@ -33,6 +33,9 @@ def run(args: argparse.Namespace) -> int:
 
     if reason := fla.why_unavailable():
         raise ConfigError(f"nothing to tune: {reason}")
+    for name in ("batch_size", "length"):
+        if (value := getattr(args, name)) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')}: must be at least 1; got {value}")
     layers = Layers([resolve(text, args.like) for text in args.architectures], args.batch_size, args.length)
     jobs = max(1, args.jobs)
     command = [sys.executable, "-m", "archsearch.cli", *sys.argv[1:]]
@@ -44,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
         share.wait()
     if args.compile_share is not None:
         return 0
+    if not any(fla.tuners()):
+        raise ConfigError("nothing to tune: none of these mixers runs on library kernels")
     tuning.tune(layers.run)
     with warnings.catch_warnings():
         warnings.simplefilter("error", verify.WrongKernelWarning)

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from archsearch.kernels.dispatch import REFERENCE, Backends, opaque
+from archsearch.kernels.dispatch import REFERENCE, Backends, constant, opaque
 
 
+@constant
 def _why_unavailable() -> str | None:
     if not torch.cuda.is_available():
         return "no CUDA GPU"

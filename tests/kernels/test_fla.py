@@ -75,3 +75,11 @@ def test_the_published_shape_is_shipped_for_the_h200() -> None:
 def test_without_a_gpu_the_reason_is_said() -> None:
     if not torch.cuda.is_available():
         assert fla.why_unavailable() == "no CUDA GPU"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"kernels": {"chunk": [1]}}'])
+def test_a_file_that_holds_no_configurations_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "card.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"card\.json: holds no tuned configurations; delete it"):
+        load(path)

@@ -54,3 +54,25 @@ def test_without_a_gpu_the_reason_is_said(capsys) -> None:
     assert capsys.readouterr().err.startswith("error: cannot measure: ")
     assert main(["tune", "R"]) == 1
     assert capsys.readouterr().err.startswith("error: nothing to tune: ")
+
+
+def test_a_file_without_the_layers_to_compare_is_refused(tmp_path, capsys) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("format: 1\nhidden_size: 32\npattern: A\n")
+    assert main(["bench", "m2rnn", "--like", str(path)]) == 1
+    assert "a.yaml: mixers: must bind M and R, the layers to compare; missing: ['M', 'R']" in capsys.readouterr().err
+
+
+def test_where_the_clock_is_not_known_shares_are_left_out(monkeypatch) -> None:
+    from types import SimpleNamespace
+
+    from archsearch.throughput import limits
+
+    card = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(limits, "_highest_clock", lambda: None)
+    found = limits.limits_of_this_gpu()
+    assert (found.flops, found.bytes, found.specials) == (None, 4.8e12, None)
+    monkeypatch.setattr(limits, "_highest_clock", lambda: 1.98e9)
+    assert limits.limits_of_this_gpu().flops == 4096 * 132 * 1.98e9
