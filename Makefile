@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/installed
 	$(BIN)/archsearch search search_spaces/demo.yaml --workers 2
 
+# one thread for each of the two workers: PyTorch processes that each take all cores slow each other down many times
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
