@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from archsearch.kernels.attention.op import BACKENDS, attention
+from archsearch.kernels.packing import document_starts
+from archsearch.kernels.rotary.op import rotate
 from archsearch.mixers.common import Mixer, State, check_packed, check_positive
 from archsearch.registry import MixerOptions, register
 
@@ -86,31 +88,21 @@ class Attention(Mixer):
     ) -> tuple[Tensor, State | None]:
         check_packed(x, state, cu_seqlens)
         heads = self.in_proj(x).unflatten(-1, (-1, self.head_dim))
-        q, k, v = heads.split([self.options.num_heads, self.options.kv_heads, self.options.kv_heads], dim=2)
+        heads_q, heads_kv = self.options.num_heads, self.options.kv_heads
         window, rope, theta = self.options.window, self.options.rope, self.options.rope_theta
         positions = _positions(x, state, cu_seqlens)
-        new = positions[-x.shape[1] :]
-        if rope:
-            q = rotate(q, new, theta)
+        qk, v = heads.split([heads_q + heads_kv, heads_kv], dim=2)
         if rope and window is None:
-            k = rotate(k, new, theta)
+            qk = rotate(qk, positions[-x.shape[1] :], theta, backend=self.backend_around)
+        q, k = qk.split([heads_q, heads_kv], dim=2)
         if state is not None:
             k, v = torch.cat([state["key"], k], dim=1), torch.cat([state["value"], v], dim=1)
         new_state = {"key": _last(k, window), "value": _last(v, window)} if cu_seqlens is None else None
         if rope and window is not None:  # only distances count: from the oldest key that is kept, no place is lost
-            k = rotate(k, positions, theta)
+            q = rotate(q, positions[-x.shape[1] :], theta, backend=self.backend_around)
+            k = rotate(k, positions, theta, backend=self.backend_around)
         y = attention(q, k, v, window=window, cu_seqlens=cu_seqlens, backend=self.backend)
         return self.out_proj(y.flatten(-2)), new_state
-
-
-def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Turn each pair of channels (i, i + D / 2) of `x` `[B, T, H, D]` by positions `[T]` x theta^(-2 i / D)."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    channels = torch.arange(0, x.shape[-1], 2, device=x.device, dtype=dtype)
-    angles = positions.to(dtype)[:, None, None] * theta ** (-channels / x.shape[-1])
-    first, second = x.to(dtype).chunk(2, dim=-1)
-    sin, cos = angles.sin(), angles.cos()
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 def _positions(x: Tensor, state: State | None, cu_seqlens: Tensor | None) -> Tensor:
@@ -119,7 +111,7 @@ def _positions(x: Tensor, state: State | None, cu_seqlens: Tensor | None) -> Ten
     positions = torch.arange(cached + x.shape[1], device=x.device)
     if cu_seqlens is None:
         return positions
-    return positions - torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff())
+    return positions - document_starts(cu_seqlens, x.shape[1])
 
 
 def _last(x: Tensor, window: int | None) -> Tensor:

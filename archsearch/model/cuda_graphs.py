@@ -14,16 +14,16 @@ WARM_UP = 3  # passes before recording: compilation, tuned configurations and ch
 
 
 class Recorded(nn.Module):
-    """A block as a function of its hidden states alone, which is what a graph can hold."""
+    """A block as a function of the terms of its hidden states alone, which is what a graph can hold."""
 
     def __init__(self, block: Block) -> None:
         super().__init__()
         self.block = block
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the hidden states `[B, T, D]` behind the block."""
-        y: Tensor = self.block(x)[0]
-        return y
+    def forward(self, x: Tensor, update: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the terms `[B, T, D]` of the hidden states behind the block."""
+        x, update, _ = self.block(x, update)
+        return x, update
 
 
 def record(blocks: list[Block], x: Tensor) -> list[Recorded]:
@@ -33,8 +33,13 @@ def record(blocks: list[Block], x: Tensor) -> list[Recorded]:
     and gradients: memory for about one more forward pass. Only for rows that are no packed documents.
     """
     recorded = [Recorded(block) for block in blocks]
-    samples = tuple((torch.randn_like(x, requires_grad=True),) for _ in blocks)
     autocast = torch.is_autocast_enabled("cuda")
+    with torch.no_grad():
+        _, update = recorded[0](x)
+    samples = tuple(
+        tuple(torch.randn_like(term, requires_grad=True) for term in ((x, update) if i else (x,)))
+        for i in range(len(blocks))
+    )
     with torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=autocast, cache_enabled=False):
         torch.cuda.make_graphed_callables(tuple(recorded), samples, num_warmup_iters=WARM_UP)
     return recorded

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from archsearch.architecture import Architecture
 from archsearch.config import ConfigError
 from archsearch.kernels.linear_cross_entropy.op import linear_cross_entropy
+from archsearch.kernels.packing import Documents, for_graphs, read_documents
 from archsearch.mixers.common import State
-from archsearch.model.block import Block
+from archsearch.model.block import AddRMSNorm, Block
 from archsearch.model.cuda_graphs import Recorded, record
 
 
@@ -26,7 +27,7 @@ class HybridLM(nn.Module):
         hidden_size = architecture.hidden_size
         self.embedding = nn.Embedding(architecture.vocab_size, hidden_size)
         self.blocks = nn.ModuleList(Block(architecture, layer) for layer in architecture.layers)
-        self.norm = nn.RMSNorm(hidden_size, eps=architecture.norm_eps)
+        self.norm = AddRMSNorm(hidden_size, eps=architecture.norm_eps)
         self.head = nn.Linear(hidden_size, architecture.vocab_size, bias=False)
         if architecture.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -91,24 +92,36 @@ class HybridLM(nn.Module):
 
         `cu_seqlens` `[documents + 1]` bounds packed documents over the B x T tokens laid end to end, so every row's
         start is a bound; documents do not see each other and no states are returned, nor where blocks recorded as CUDA
-        graphs are replayed. `last_only` computes the logits `[B, 1, vocabulary]` of each row's last position alone.
+        graphs are replayed. The bounds are read on the CPU once: a GPU need not be waited for if they lie there.
+        `last_only` computes the logits `[B, 1, vocabulary]` of each row's last position alone.
         """
         x = self.embedding(tokens)
+        documents = None
         if cu_seqlens is not None:
             x = x.reshape(1, -1, x.shape[-1])
+            documents = self._read_documents(cu_seqlens, tokens)
         new_states: list[State] = []
         replayed = self.training and torch.is_grad_enabled() and states is None and cu_seqlens is None
         recorded = self._recorded.get((tokens.shape[0], tokens.shape[1]), []) if replayed else []
+        update: Tensor | None = None
         for replay in recorded:
-            x = replay(x)
+            x, update = replay(x) if update is None else replay(x, update)
         for i, block in enumerate([] if recorded else self.blocks):
-            x, state = block(x, states[i] if states else None, cu_seqlens)
+            x, update, state = block(x, update, states[i] if states else None, documents)
             if state is not None:
                 new_states.append(state)
-        x = x.reshape(*tokens.shape, -1)
-        x = self.norm(x[:, -1:] if last_only else x)
+        terms = [None if term is None else term.reshape(*tokens.shape, -1) for term in (x, update)]
+        if last_only:
+            terms = [None if term is None else term[:, -1:] for term in terms]
+        x = self.norm(*terms)[1]
         if targets is None:
             result = self.head(x)
         else:
             result = linear_cross_entropy(x.flatten(0, 1), self.head.weight, targets.flatten())
         return result, (None if recorded or cu_seqlens is not None else new_states)
+
+    def _read_documents(self, cu_seqlens: Tensor, tokens: Tensor) -> Documents:
+        documents = read_documents(cu_seqlens, tokens.numel(), tokens.device)
+        if not any(block.compile_backend for block in self.blocks):
+            return documents
+        return for_graphs(documents, tokens.shape[1])

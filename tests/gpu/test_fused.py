@@ -7,7 +7,7 @@ import torch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 if torch.cuda.is_available():
-    from tests.kernels.fused_cases import LIMITS, Case, ConvCase, NormCase, errors, gpu_cases
+    from tests.kernels.fused_cases import LIMITS, AddCase, Case, ConvCase, NormCase, RotaryCase, errors, gpu_cases
 
     CASES = gpu_cases()
 else:
@@ -22,7 +22,7 @@ def test_outputs_and_gradients(case: Case) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.compile's own
 def test_torch_compile_breaks_no_graph() -> None:
-    for case in (ConvCase(bias=True), NormCase()):
+    for case in (ConvCase(bias=True), NormCase(), AddCase(dtype=torch.bfloat16), RotaryCase()):
         given = [None if x is None else x.contiguous() for x in case.draw("cuda")]
         torch._dynamo.reset()
         compiled = torch.compile(case.kernels, fullgraph=True, backend="aot_eager")

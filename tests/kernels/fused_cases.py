@@ -1,4 +1,4 @@
-"""Cases of the fused passes: the short convolution, skip with gate and RMSNorm, and the gate of an MLP.
+"""Cases of the fused passes: short convolution, skip with gate and RMSNorm, sum with RMSNorm, rotary, an MLP's gate.
 
 `python -m tests.kernels.fused_cases` runs them where TRITON_INTERPRET says so and prints the errors as JSON.
 """
@@ -12,9 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from archsearch.kernels.add_rms_norm.gpu.custom_op import add_rms_norm_triton
+from archsearch.kernels.add_rms_norm.op import add_rms_norm
 from archsearch.kernels.gated_rms_norm.gpu.custom_op import gated_rms_norm_triton
 from archsearch.kernels.gated_rms_norm.op import gated_rms_norm
 from archsearch.kernels.packing import document_starts
+from archsearch.kernels.rotary.gpu.custom_op import rotate_triton
+from archsearch.kernels.rotary.op import rotate
 from archsearch.kernels.short_conv.gpu.custom_op import short_conv_triton
 from archsearch.kernels.short_conv.op import short_conv
 from archsearch.kernels.swiglu.gpu.custom_op import swiglu_triton
@@ -107,7 +111,57 @@ class SwiGLUCase:
         return swiglu(gate_up, backend="reference")
 
 
-Case = ConvCase | NormCase | SwiGLUCase
+@dataclass(frozen=True, kw_only=True)
+class AddCase:
+    """`stream` and `norm`: which of the two results the gradient comes from."""
+
+    rows: int = 37
+    width: int = 10
+    update: bool = True
+    stream: bool = True
+    norm: bool = True
+    wide: bool = True
+    dtype: torch.dtype = torch.float32
+
+    def draw(self, device: str) -> list[Tensor | None]:
+        """Return x (float32 where `wide`), the update and the weight."""
+        random = _random(device)
+        x, update = random(self.rows, self.width), random(self.rows, self.width).to(self.dtype)
+        weight = 1 + 0.3 * random(self.width)
+        return [x if self.wide else x.to(self.dtype), update if self.update else None, weight]
+
+    def kernels(self, x: Tensor, update: Tensor | None, weight: Tensor) -> Tensor:
+        return self._together(*add_rms_norm_triton(x, update, weight, 1e-5, self.dtype))
+
+    def reference(self, x: Tensor, update: Tensor | None, weight: Tensor) -> Tensor:
+        return self._together(*add_rms_norm(x, update, weight, 1e-5, backend="reference"))
+
+    def _together(self, total: Tensor, normed: Tensor) -> Tensor:
+        terms = (total if self.stream else total.detach(), normed if self.norm else normed.detach())
+        return torch.stack([term.to(total.dtype) for term in terms])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryCase:
+    batch: int = 2
+    heads: int = 3
+    width: int = 6
+    positions: tuple[int, ...] = (*range(30), *range(7))
+    dtype: torch.dtype = torch.float32
+
+    def draw(self, device: str) -> list[Tensor | None]:
+        """Return x (a slice of more heads) and the positions."""
+        x = _random(device)(self.batch, len(self.positions), self.heads + 2, self.width)
+        return [x[:, :, 1:-1].to(self.dtype), torch.tensor(self.positions, device=device)]
+
+    def kernels(self, x: Tensor, positions: Tensor) -> Tensor:
+        return rotate_triton(x, positions, 10000.0)
+
+    def reference(self, x: Tensor, positions: Tensor) -> Tensor:
+        return rotate(x, positions, 10000.0, backend="reference")
+
+
+Case = ConvCase | NormCase | AddCase | RotaryCase | SwiGLUCase
 
 INTERPRETER: tuple[Case, ...] = (
     ConvCase(),
@@ -121,6 +175,13 @@ INTERPRETER: tuple[Case, ...] = (
     NormCase(per_head=True, skip=False, width=7, heads=5),
     NormCase(gate=False),
     NormCase(gate=False, skip=False, batch=1, steps=1, heads=1, width=3),
+    AddCase(),
+    AddCase(width=130, norm=False),
+    AddCase(rows=1, width=3, stream=False),
+    AddCase(update=False),
+    AddCase(rows=2100, width=5, update=False, stream=False),
+    RotaryCase(),
+    RotaryCase(batch=1, heads=1, width=2, positions=(5,)),
     SwiGLUCase(),
     SwiGLUCase(rows=1, width=3),
 )
@@ -134,6 +195,9 @@ def gpu_cases() -> list[Case]:
         NormCase(steps=1000, heads=84, width=16),
         NormCase(steps=500, heads=2, width=512, per_head=True, skip=False),
         NormCase(steps=100, heads=64, width=128),
+        AddCase(rows=5000, width=1024),
+        AddCase(rows=3000, width=1536, wide=False),
+        RotaryCase(heads=16, width=64, positions=tuple(range(200))),
         SwiGLUCase(rows=2000, width=2752),
     )
     return [replace(case, dtype=dtype) for dtype in LIMITS for case in (*INTERPRETER, *real)]
@@ -152,6 +216,8 @@ def _results(case: Case, function: Callable[..., Tensor], given: list[Tensor | N
     wanted = {f"d{i}": x for i, x in enumerate(leaves) if x is not None and x.is_floating_point()}
     if isinstance(case, ConvCase):
         wanted.pop("d3", None)  # the kernels have no gradient of the taps
+    if isinstance(case, AddCase) and not case.norm:
+        wanted.pop("d2")
     for x in wanted.values():
         x.requires_grad_()
     out = function(*leaves)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from archsearch.kernels.attention import op
-from archsearch.mixers.attention import Attention, AttentionOptions, rotate
+from archsearch.kernels.rotary.op import rotate
+from archsearch.mixers.attention import Attention, AttentionOptions
 from tests.mixers import test_contract as contract
 
 

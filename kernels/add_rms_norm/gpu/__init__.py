@@ -1,0 +1,1 @@
+"""A residual stream's sum and its RMSNorm on GPUs, in plain Triton."""
