@@ -76,11 +76,12 @@ class SplitLinear(nn.Linear):
 
 
 class ShortConv(nn.Module):
-    """Causal depthwise convolution over time, then SiLU unless told otherwise."""
+    """Causal depthwise convolution over time, then SiLU unless told otherwise; the output comes in parts."""
 
-    def __init__(self, channels: int, width: int, *, bias: bool = False, silu: bool = True) -> None:
+    def __init__(self, parts: Sequence[int], width: int, *, bias: bool = False, silu: bool = True) -> None:
         super().__init__()
-        self.silu = silu
+        self.parts, self.silu = list(parts), silu
+        channels = sum(parts)
         self.weight = nn.Parameter(torch.empty(channels, width))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()
@@ -93,9 +94,12 @@ class ShortConv(nn.Module):
 
     def forward(
         self, x: Tensor, taps: Tensor | None = None, cu_seqlens: Tensor | None = None, backend: str = "auto"
-    ) -> tuple[Tensor, Tensor]:
-        """Filter `x` `[B, T, C]`; returns the output and the taps `[B, W - 1, C]` to go on from."""
-        return short_conv(x, self.weight, self.bias, silu=self.silu, taps=taps, cu_seqlens=cu_seqlens, backend=backend)
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Filter `x` `[B, T, C]`; returns the parts of the output and the taps `[B, W - 1, C]` to go on from."""
+        return short_conv(
+            x, self.weight, self.bias, widths=self.parts, silu=self.silu, taps=taps, cu_seqlens=cu_seqlens,
+            backend=backend,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +146,9 @@ class NonlinearOptions(MixerOptions):
         if self.gradient_clip is not None:
             check_positive(gradient_clip=self.gradient_clip)
 
-    def short_conv(self, channels: int) -> ShortConv | None:
-        """Return the filter of `channels`, if there is to be one."""
-        return ShortConv(channels, self.conv_width, silu=self.activation == "silu") if self.conv_width else None
+    def short_conv(self, parts: Sequence[int]) -> ShortConv | None:
+        """Return the filter of parts of so many channels, if there is to be one."""
+        return ShortConv(parts, self.conv_width, silu=self.activation == "silu") if self.conv_width else None
 
     @torch.no_grad()
     def draw_weight(self, weight: Tensor) -> None:

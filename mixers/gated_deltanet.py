@@ -101,7 +101,8 @@ class GatedDeltaNet(Mixer):
         super().__init__()
         self.options = options
         self.in_proj = SplitLinear(hidden_size, options.widths())
-        self.conv = ShortConv(options.conv_channels, options.conv_width)
+        parts = options.key_width, options.steps * options.key_width, options.steps * options.value_width
+        self.conv = ShortConv(parts, options.conv_width)
         self.decay = Decay(options.value_heads, options)
         self.norm = nn.RMSNorm(options.value_head_dim, eps=norm_eps)
         self.out_proj = nn.Linear(options.value_width, hidden_size, bias=False)
@@ -113,9 +114,8 @@ class GatedDeltaNet(Mixer):
         check_packed(x, state, cu_seqlens)
         options, state = self.options, state or {}
         qkv, a, b, g = self.in_proj(x)
-        qkv, taps = self.conv(qkv, state.get("conv"), cu_seqlens, self.backend_around)
-        n, key_width, value_width = options.steps, options.key_width, options.value_width
-        q, k, v = qkv.split([key_width, n * key_width, n * value_width], dim=-1)
+        (q, k, v), taps = self.conv(qkv, state.get("conv"), cu_seqlens, self.backend_around)
+        n = options.steps
         y, recurrent = gated_delta_product(
             q.unflatten(-1, (options.num_heads, -1)),
             k.unflatten(-1, (n, options.num_heads, -1)),

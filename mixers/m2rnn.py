@@ -104,7 +104,7 @@ class M2RNN(Mixer):
         value, inner = options.value_head_dim, options.num_heads * options.value_head_dim
         self.widths = options.widths()
         self.in_proj = SplitLinear(hidden_size, [sum(self.widths[name] for name in part) for part in ("qkv", "f", "g")])
-        self.conv = options.short_conv(options.conv_channels)
+        self.conv = options.short_conv([self.widths[name] for name in "qkv"])
         self.decay = Decay(self.counts["f"], options)
         self.weight = nn.Parameter(torch.empty(self.counts["w"], value, value))
         self.residual_weight = nn.Parameter(torch.ones(options.num_heads, value)) if options.residual else None
@@ -124,17 +124,15 @@ class M2RNN(Mixer):
     ) -> tuple[Tensor, State | None]:
         check_packed(x, state, cu_seqlens)
         state = state or {}
-        widths = self.widths
         qkv, a, g = self.in_proj(x)
         new_state: State = {}
         if self.conv is not None:
-            qkv, new_state["conv"] = self.conv(qkv, state.get("conv"), cu_seqlens, self.backend_around)
-        elif self.options.activation == "silu":
-            qkv = functional.silu(qkv)
-        q, k, v = (
-            part.unflatten(-1, (self.counts[name], -1))
-            for name, part in zip("qkv", qkv.split([widths[name] for name in "qkv"], dim=-1), strict=True)
-        )
+            parts, new_state["conv"] = self.conv(qkv, state.get("conv"), cu_seqlens, self.backend_around)
+        else:
+            parts = (functional.silu(qkv) if self.options.activation == "silu" else qkv).split(
+                [self.widths[name] for name in "qkv"], dim=-1
+            )
+        q, k, v = (part.unflatten(-1, (self.counts[name], -1)) for name, part in zip("qkv", parts, strict=True))
         v = expand_heads(v, self.options.num_heads)  # even where only the gate has that many heads
         y, new_state["recurrent"] = m2rnn(
             q,

@@ -84,7 +84,8 @@ class Mamba2(Mixer):
         super().__init__()
         self.options = options
         self.in_proj = SplitLinear(hidden_size, options.widths())
-        self.conv = ShortConv(options.conv_channels, options.conv_width, bias=True)
+        shared = options.num_groups * options.state_dim
+        self.conv = ShortConv([options.inner, shared, shared], options.conv_width, bias=True)
         self.decay = Decay(options.num_heads, options)
         self.skip = nn.Parameter(torch.ones(options.num_heads))
         self.norm = nn.RMSNorm(options.inner, eps=norm_eps)
@@ -101,9 +102,7 @@ class Mamba2(Mixer):
         check_packed(x, state, cu_seqlens)
         options, state = self.options, state or {}
         z, xbc, dt = self.in_proj(x)
-        xbc, taps = self.conv(xbc, state.get("conv"), cu_seqlens, self.backend_around)
-        shared = options.num_groups * options.state_dim
-        values, b, c = xbc.split([options.inner, shared, shared], dim=-1)
+        (values, b, c), taps = self.conv(xbc, state.get("conv"), cu_seqlens, self.backend_around)
         values = values.unflatten(-1, (options.num_heads, -1))
         b, c = (part.unflatten(-1, (options.num_groups, -1)) for part in (b, c))
         dt, log_decay = self.decay(dt)

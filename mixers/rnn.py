@@ -93,7 +93,7 @@ class RNN(Mixer):
         super().__init__()
         self.options = options
         self.in_proj = SplitLinear(hidden_size, options.widths())
-        self.conv = options.short_conv(options.conv_channels)
+        self.conv = options.short_conv([options.conv_channels])
         for name, count in options.weights().items():
             self.register_parameter(name, nn.Parameter(self.in_proj.weight.new_empty(count, *[options.head_dim] * 2)))
         self.norm = nn.RMSNorm(options.inner, eps=norm_eps)
@@ -113,7 +113,7 @@ class RNN(Mixer):
         x, *gates, g = self.in_proj(x)
         new_state: State = {}
         if self.conv is not None:
-            x, new_state["conv"] = self.conv(x, state.get("conv"), cu_seqlens, self.backend_around)
+            (x,), new_state["conv"] = self.conv(x, state.get("conv"), cu_seqlens, self.backend_around)
         elif options.activation == "silu":
             x = functional.silu(x)
         inputs = [part.unflatten(-1, (-1, options.head_dim)) for part in (x, *gates)]

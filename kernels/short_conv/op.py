@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -12,6 +14,7 @@ from archsearch.kernels.packing import document_starts, pad, unpad
 BACKENDS = Backends("short_conv", {"triton": why_no_triton})
 
 WIDEST = 4  # taps of the kernels' filters
+MOST_PARTS = 3  # that the kernels write each to memory of its own
 
 
 def short_conv(
@@ -19,22 +22,29 @@ def short_conv(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
+    widths: Sequence[int] | None = None,
     silu: bool = True,
     taps: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
-) -> tuple[Tensor, Tensor]:
+) -> tuple[tuple[Tensor, ...], Tensor]:
     """Convolve each channel of `x` `[B, T, C]` with its filter in `weight` `[C, W]`, looking back only; then SiLU.
 
-    `taps` `[B, W - 1, C]` are the inputs before the first (zeros when None). Returns the output `[B, T, C]` and
-    the taps to go on from; packed documents start from zeros and give no taps to go on from.
+    `taps` `[B, W - 1, C]` are the inputs before the first (zeros when None). Returns the output in parts of `widths`
+    channels (one part where None), which the kernels write each to memory of its own, and the taps to go on from;
+    packed documents start from zeros and give no taps to go on from.
     """
+    widths = [x.shape[2]] if widths is None else list(widths)
     refusal = _why_refused(x, weight, taps)
     if BACKENDS.choose(backend, x, {"triton": refusal} if refusal else None) != REFERENCE:
         from archsearch.kernels.short_conv.gpu.custom_op import short_conv_triton  # Triton lacks on some platforms
 
         starts = None if cu_seqlens is None else document_starts(cu_seqlens, x.shape[1])
-        return short_conv_triton(x, weight, bias, taps, starts, silu), _last(x, weight.shape[1] - 1, taps)
+        parts = widths if len(widths) <= MOST_PARTS else [x.shape[2]]
+        outputs = short_conv_triton(x, weight, bias, taps, starts, silu, parts)
+        if parts is not widths:
+            outputs = outputs[0].split(widths, dim=2)
+        return outputs, _last(x, weight.shape[1] - 1, taps)
 
     channels, width = weight.shape
     rows = x if cu_seqlens is None else pad(x, cu_seqlens)
@@ -44,7 +54,7 @@ def short_conv(
     y = functional.conv1d(inputs.transpose(1, 2), filters, offset, groups=channels).transpose(1, 2)
     if cu_seqlens is not None:
         y = unpad(y, cu_seqlens)
-    return functional.silu(y) if silu else y, _last(x, width - 1, taps)
+    return (functional.silu(y) if silu else y).split(widths, dim=2), _last(x, width - 1, taps)
 
 
 def _last(x: Tensor, count: int, taps: Tensor | None) -> Tensor:

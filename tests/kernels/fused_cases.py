@@ -38,6 +38,7 @@ class ConvCase:
     silu: bool = True
     taps: bool = False
     bounds: tuple[int, ...] | None = None
+    parts: tuple[int, ...] | None = None
     dtype: torch.dtype = torch.float32
 
     def draw(self, device: str) -> list[Tensor | None]:
@@ -54,10 +55,11 @@ class ConvCase:
 
     def kernels(self, x: Tensor, weight: Tensor, bias: Tensor | None, taps: Tensor | None, bounds: Tensor) -> Tensor:
         starts = None if self.bounds is None else document_starts(bounds, x.shape[1])
-        return short_conv_triton(x, weight, bias, taps, starts, self.silu)
+        parts = [self.channels] if self.parts is None else list(self.parts)
+        return torch.cat(short_conv_triton(x, weight, bias, taps, starts, self.silu, parts), dim=-1)
 
     def reference(self, x: Tensor, weight: Tensor, bias: Tensor | None, taps: Tensor | None, bounds: Tensor) -> Tensor:
-        return short_conv(x, weight, bias, silu=self.silu, taps=taps, cu_seqlens=bounds, backend="reference")[0]
+        return short_conv(x, weight, bias, silu=self.silu, taps=taps, cu_seqlens=bounds, backend="reference")[0][0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +172,8 @@ INTERPRETER: tuple[Case, ...] = (
     ConvCase(taps=True, steps=2, channels=5),
     ConvCase(batch=1, steps=1, channels=1, width=1),
     ConvCase(batch=1, bounds=(0, 1, 3, 66, 70)),
+    ConvCase(parts=(8, 29), bias=True),
+    ConvCase(batch=1, channels=300, parts=(1, 264, 35), taps=True),
     NormCase(),
     NormCase(per_head=True),
     NormCase(per_head=True, skip=False, width=7, heads=5),
@@ -191,6 +195,7 @@ def gpu_cases() -> list[Case]:
     """Return the interpreter's cases and sizes of real models, in every dtype."""
     real: tuple[Case, ...] = (
         ConvCase(steps=1000, channels=1472),
+        ConvCase(steps=1000, channels=1472, parts=(64, 64, 1344)),
         ConvCase(batch=1, steps=1000, channels=1472, bounds=(0, 63, 64, 900, 1000)),
         NormCase(steps=1000, heads=84, width=16),
         NormCase(steps=500, heads=2, width=512, per_head=True, skip=False),

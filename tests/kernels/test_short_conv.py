@@ -11,7 +11,7 @@ from archsearch.kernels.short_conv.op import short_conv
 @pytest.mark.parametrize("silu", [True, False])
 def test_each_output_sums_its_channels_last_inputs(width: int, silu: bool) -> None:
     x, weight, bias = torch.randn(2, 6, 3), torch.randn(3, width), torch.randn(3)
-    y, taps = short_conv(x, weight, bias, silu=silu)
+    (y,), taps = short_conv(x, weight, bias, silu=silu)
     for t in range(6):
         expected = bias.clone()
         for back in range(min(width, t + 1)):
@@ -22,10 +22,10 @@ def test_each_output_sums_its_channels_last_inputs(width: int, silu: bool) -> No
 
 def test_taps_of_a_sequence_shorter_than_the_filter_keep_what_came_before() -> None:
     x, weight = torch.randn(1, 5, 2), torch.randn(2, 4)
-    whole, last = short_conv(x, weight)
+    (whole,), last = short_conv(x, weight)
     taps, outputs = None, []
     for t in range(5):
-        y, taps = short_conv(x[:, t : t + 1], weight, taps=taps)
+        (y,), taps = short_conv(x[:, t : t + 1], weight, taps=taps)
         outputs.append(y)
     torch.testing.assert_close(torch.cat(outputs, dim=1), whole)
     torch.testing.assert_close(taps, last)
