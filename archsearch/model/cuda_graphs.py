@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +43,20 @@ def record(blocks: list[Block], x: Tensor) -> list[Recorded]:
         tuple(torch.randn_like(term, requires_grad=True) for term in ((x, update) if i else (x,)))
         for i in range(len(blocks))
     )
-    with torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=autocast, cache_enabled=False):
+    cast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=autocast, cache_enabled=False)
+    with cast, _no_garbage_collected():
         torch.cuda.make_graphed_callables(tuple(recorded), samples, num_warmup_iters=WARM_UP)
     return recorded
+
+
+@contextlib.contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """Collect garbage now and not before the end: a model that is freed while a graph is recorded would spoil it."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -54,8 +54,11 @@ class HybridLM(nn.Module):
     def record_blocks(self, batch_size: int, length: int) -> None:
         """Record the blocks as CUDA graphs, in the autocast at hand: training on `[B, T]` tokens then replays them.
 
-        Packed documents, states and evaluation run as before. Raises ConfigError where blocks cannot be recorded.
+        A shape that has been recorded is left as it is. Packed documents, states and evaluation run as before. Raises
+        ConfigError where blocks cannot be recorded.
         """
+        if (batch_size, length) in self._recorded:
+            return
         blocks = [block for block in self.blocks if isinstance(block, Block)]
         if self.activation_checkpointing or any(block.compile_backend for block in blocks):
             raise ConfigError("cuda_graphs: cannot be combined with activation_checkpointing or compile")

@@ -259,8 +259,8 @@ def _as_defaults(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 def _run_defaults(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return how the training ran, which has no meaning for an evaluation."""
-    model = checkpoint["hyper_parameters"]
-    return {f"model.{name}": model[name] for name in ("activation_checkpointing", "compile") if name in model}
+    model, names = checkpoint["hyper_parameters"], ("activation_checkpointing", "compile", "cuda_graphs")
+    return {f"model.{name}": model[name] for name in names if name in model}
 
 
 def _take_own_flags(argv: list[str]) -> tuple[list[str], list[str], bool]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 import lightning.pytorch as lightning
+import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -50,6 +51,7 @@ class LanguageModel(lightning.LightningModule):
         vocabulary: Literal["architecture", "data"] = "architecture",
         activation_checkpointing: bool = False,
         compile: bool | str = False,
+        cuda_graphs: bool = False,
     ) -> None:
         """Build the model with fresh weights.
 
@@ -64,8 +66,10 @@ class LanguageModel(lightning.LightningModule):
                 data, `data` resizes the embedding and the head.
             activation_checkpointing: Keep only the inputs of blocks for the backward pass, and compute the rest again:
                 less memory, about a third more time.
-            compile: Let torch.compile translate the blocks: true for its inductor backend, or a backend's name. Packed
-                documents, as Text has them, run as they do without.
+            compile: Let torch.compile translate the blocks: true for its inductor backend, or a backend's name.
+            cuda_graphs: Record the blocks as CUDA graphs, once for each shape of batch, and replay them: launching a
+                step costs the CPU next to nothing, which is what small models wait for. One GPU, a batch a step;
+                packed documents run as they do without.
         """
         super().__init__()
         self.architecture = describe(architecture, pattern, vocab_size, resize=vocabulary == "data")
@@ -75,6 +79,7 @@ class LanguageModel(lightning.LightningModule):
         self.model.activation_checkpointing = activation_checkpointing
         if compile:
             self.model.compile_blocks(check_backend("inductor" if compile is True else compile))
+        self.cuda_graphs = cuda_graphs
         self.tokens_seen = 0
         self._metrics = nn.ModuleList()
         # plain values only: a checkpoint has to load with weights_only=True
@@ -85,6 +90,7 @@ class LanguageModel(lightning.LightningModule):
                 "schedule": dataclasses.asdict(self.schedule_options),
                 "activation_checkpointing": activation_checkpointing,
                 "compile": compile,
+                "cuda_graphs": cuda_graphs,
             }
         )
 
@@ -110,11 +116,22 @@ class LanguageModel(lightning.LightningModule):
             group["betas"], group["eps"] = (options.beta1, options.beta2), options.eps
         optimizer.param_groups[0]["weight_decay"] = options.weight_decay
 
+    def on_fit_start(self) -> None:
+        """Raise ConfigError where CUDA graphs would replay what another step or device has written to."""
+        accumulated = self.trainer.accumulate_grad_batches
+        if self.cuda_graphs and (self.trainer.world_size > 1 or accumulated > 1):
+            got = f"{self.trainer.world_size} and trainer.accumulate_grad_batches={accumulated}"
+            raise ConfigError(f"model.cuda_graphs: needs one device and one batch a step; got {got}")
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if self.cuda_graphs and "cu_seqlens" not in batch:
+            rows, length = batch["tokens"].shape
+            self.model.record_blocks(rows, length)
         loss, auxiliary = training_losses(self.model, batch)
         self.tokens_seen += sum_over_ranks(batch["tokens"].numel())
         self.log("train/loss", loss, prog_bar=True, sync_dist=True)
-        self.log("train/tokens", float(self.tokens_seen))
+        # a tensor on the CPU: Lightning would copy a number to the GPU, and wait until it has done all it has to
+        self.log("train/tokens", torch.tensor(float(self.tokens_seen)))
         if auxiliary is None:
             return loss
         self.log("train/aux_loss", auxiliary, sync_dist=True)

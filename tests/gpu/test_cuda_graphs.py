@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 
+import lightning.pytorch as lightning
 import pytest
 import torch
 
 from archsearch.architecture import resolve
 from archsearch.config import ConfigError
+from archsearch.data import StateTracking
 from archsearch.model.language_model import HybridLM
+from archsearch.training.module import LanguageModel
 from archsearch.training.step import OptimizerOptions, build_optimizer, train_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
@@ -57,6 +60,34 @@ def test_evaluation_and_generation_run_as_before() -> None:
     assert logits.shape == (2, 200, 256)
     assert states is not None
     assert len(states) == 3
+
+
+def test_a_model_that_is_garbage_by_then_does_not_disturb_the_next() -> None:
+    for pattern in ("RMA", "MM", "SA"):
+        model = build(pattern)
+        model.own = model  # only a collection frees it
+        assert all(loss > 0 for loss in train(model, True))
+
+
+def fitted(cuda_graphs: bool) -> LanguageModel:
+    """Return a model that Lightning has trained for eight steps on words of four to six letters."""
+    torch.manual_seed(0)
+    data = StateTracking(length=6, batch_size=16, curriculum_start=4, curriculum_hold=2, curriculum_steps=4, seed=0)
+    model = LanguageModel(pattern="RMA", vocab_size=data.vocab_size, cuda_graphs=cuda_graphs)
+    trainer = lightning.Trainer(
+        max_steps=8, precision="bf16-mixed", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*(GPU|dataloader|workers)")
+def test_fit_records_each_shape_of_batch_and_trains_as_it_does_without() -> None:
+    plain, recorded = fitted(False), fitted(True)
+    assert len(recorded.model._recorded) >= 2
+    for a, b in zip(recorded.parameters(), plain.parameters(), strict=True):
+        assert (a - b).norm() <= 1e-2 * b.norm().clamp(min=1e-3)
 
 
 def test_what_cannot_be_recorded_is_refused() -> None:

@@ -164,6 +164,13 @@ def test_the_schedule_runs_over_the_tokens_and_ends_the_run(words, model, traine
     assert seen[-1] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_cuda_graphs_need_one_batch_a_step_and_a_gpu(words, model, trainer):
+    with pytest.raises(ConfigError, match=r"one batch a step; got 1 and trainer.accumulate_grad_batches=2"):
+        trainer(max_steps=2, accumulate_grad_batches=2).fit(model(cuda_graphs=True), datamodule=words())
+    with pytest.raises(ConfigError, match="cuda_graphs: needs a CUDA GPU"):
+        trainer(max_steps=2).fit(model(cuda_graphs=True), datamodule=words())
+
+
 def test_warm_up_may_be_given_in_steps(words, model, trainer):
     options = {"optimizer": {"learning_rate": 1.0}, "schedule": {"warmup_steps": 2, "type": "constant"}}
     assert rates(trainer, model(**options), words(), max_steps=4) == pytest.approx([0.5, 1.0, 1.0, 1.0])
