@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +145,7 @@ class Architecture:
         own_mlps = {x: mlp.to_dict() for x, mlp in sorted(self.mlps.items()) if x in self.pattern and mlp != self.mlp}
         return {
             "format": FORMAT,
-            "hidden_size": self.hidden_size,
-            "vocab_size": self.vocab_size,
+            **self._sizes(),
             "pattern": compact(self.pattern),
             "mixers": {
                 letter: {"type": mixer.type, **dataclasses.asdict(mixer.options)}
@@ -155,10 +154,11 @@ class Architecture:
             },
             "mlp": self.mlp.to_dict(),
             **({"mlps": own_mlps} if own_mlps else {}),
-            "norm_eps": self.norm_eps,
-            "tie_embeddings": self.tie_embeddings,
-            "init_std": self.init_std,
         }
+
+    def _sizes(self) -> dict[str, Any]:
+        names = ("hidden_size", "vocab_size", "norm_eps", "tie_embeddings", "init_std")
+        return {name: getattr(self, name) for name in names}
 
     def save(self, path: str | Path) -> None:
         """Write the YAML file that `load` reads."""
@@ -180,11 +180,14 @@ class Architecture:
     @property
     def id(self) -> str:
         """A hash of the model: equal models have one id, however they are spelt."""
-        layers = [[layer.type, dataclasses.asdict(layer.options)] for layer in self.layers]
-        mlps = [layer.mlp.to_dict() for layer in self.layers]
-        mlp = mlps[0] if all(other == mlps[0] for other in mlps) else mlps
-        values = {key: value for key, value in self.to_dict().items() if key != "mlps"}
-        model = {**values, "format": None, "pattern": None, "mixers": layers, "mlp": mlp}
+        letters = {x: self.mixers[x] for x in set(self.pattern)}
+        mixers = {x: [mixer.type, _plain(mixer.options)] for x, mixer in letters.items()}
+        blocks = {x: self.mlps.get(x, self.mlp) for x in letters}
+        own = {x: {"type": mlp.type, **_plain(mlp.options)} for x, mlp in blocks.items()}
+        mlps = [own[x] for x in self.pattern]
+        mlp = mlps[0] if all(other == mlps[0] for other in own.values()) else mlps
+        layers = [mixers[x] for x in self.pattern]
+        model = {**self._sizes(), "format": None, "pattern": None, "mixers": layers, "mlp": mlp}
         return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()[:12]
 
     def num_parameters(self, embedding: bool = True, head: bool = False) -> int:
@@ -226,6 +229,19 @@ class Architecture:
         mixers = sum(layer.options.flops_per_token(self.hidden_size, length) for layer in self.layers)
         mlps = sum(layer.mlp.options.flops_per_token(self.hidden_size) for layer in self.layers)
         return mixers + mlps + 2 * (self.vocab_size or 0) * self.hidden_size
+
+
+def _plain(options: MixerOptions | MLPOptions) -> dict[str, Any]:
+    """Return options as a mapping that must not be changed: a search asks for the ids of thousands of candidates."""
+    try:
+        return _plain_once(options)
+    except TypeError:  # an option that cannot be hashed, such as a list
+        return dataclasses.asdict(options)
+
+
+@lru_cache(maxsize=4096)
+def _plain_once(options: MixerOptions | MLPOptions) -> dict[str, Any]:
+    return dataclasses.asdict(options)
 
 
 @cache

@@ -43,7 +43,7 @@ def short_conv(
         parts = widths if len(widths) <= MOST_PARTS else [x.shape[2]]
         outputs = short_conv_triton(x, weight, bias, taps, starts, silu, parts)
         if parts is not widths:
-            outputs = outputs[0].split(widths, dim=2)
+            outputs = torch.split(outputs[0], widths, dim=2)
         return outputs, _last(x, weight.shape[1] - 1, taps)
 
     channels, width = weight.shape
@@ -54,7 +54,7 @@ def short_conv(
     y = functional.conv1d(inputs.transpose(1, 2), filters, offset, groups=channels).transpose(1, 2)
     if cu_seqlens is not None:
         y = unpad(y, cu_seqlens)
-    return (functional.silu(y) if silu else y).split(widths, dim=2), _last(x, width - 1, taps)
+    return torch.split(functional.silu(y) if silu else y, widths, dim=2), _last(x, width - 1, taps)
 
 
 def _last(x: Tensor, count: int, taps: Tensor | None) -> Tensor:

@@ -80,11 +80,11 @@ def _(
 def _parts(x: Tensor, second: int, third: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return memory for the parts of an output shaped as `x`."""
     rows, steps, channels = x.shape
-    first, *others = (
-        torch.empty(rows, steps, width, dtype=x.dtype, device=x.device)
-        for width in (channels - second - third, second, third)
-    )
-    return first, *others
+
+    def part(width: int) -> Tensor:
+        return torch.empty(rows, steps, width, dtype=x.dtype, device=x.device)
+
+    return part(channels - second - third), part(second), part(third)
 
 
 def _launch(
