@@ -17,6 +17,7 @@ COMMANDS = {
     "predict": "write a checkpoint's predictions on the test data (LightningCLI)",
     "generate": "let a checkpoint go on from a prompt",
     "export": "write a study's best architecture, or a file's, for another program",
+    "import": "read another program's model back: a file, or a folder with its weights",
     "inspect": "show layers, parameters, state, FLOPs and legality of an architecture",
     "measure": "measure throughput of architectures, side by side, or what the blocks of a space cost",
     "status": "show what a study ran, is running and refused, and why",
@@ -25,6 +26,7 @@ COMMANDS = {
     "data": "make token files of text (data prepare)",
     "mixers": "list what can be composed, and which backend each has on this machine",
 }
+MODULES = {"import": "import_"}  # where a command's name is no module's
 LIGHTNING = ("fit", "validate", "test", "predict")
 
 
@@ -64,7 +66,7 @@ def _run(arguments: list[str]) -> int:
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name == chosen:
-            module = importlib.import_module(f"archsearch.commands.{name}")
+            module = importlib.import_module(f"archsearch.commands.{MODULES.get(name, name)}")
             module.add_arguments(command)
     args = parser.parse_args(arguments)
     for plugin in getattr(args, "plugin", []):

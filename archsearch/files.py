@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -20,3 +22,19 @@ def write_atomic(path: str | Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_folder_atomic(path: str | Path, write: Callable[[Path], None]) -> None:
+    """Let `write` make a folder under a temporary name beside `path`, then rename it; what stood there goes."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        os.chmod(beside, 0o755)
+        new, old = beside / "new", beside / "old"
+        write(new)
+        if path.exists():
+            os.replace(path, old)
+        os.replace(new, path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.metadata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from archsearch.architecture import Architecture
 from archsearch.config import ConfigError, Where
 from archsearch.model.language_model import HybridLM
+from archsearch.training.step import OptimizerOptions, ScheduleOptions
 
 PREFIX = "model."  # of the weights: LanguageModel keeps its HybridLM under this name
 
@@ -42,6 +47,27 @@ def load_model(checkpoint: dict[str, Any], path: str | Path, field: str = "ckpt_
         reason = " ".join(str(error).split("\n")[1].split()) if "\n" in str(error) else str(error)
         raise where.error(f"holds other weights than its architecture has: {reason[:200]}") from None
     return model
+
+
+def fresh_checkpoint(architecture: Architecture, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return a checkpoint with `weights` of HybridLM from which `archsearch fit` starts at step 0.
+
+    Optimizer and schedule are the default ones and remember nothing.
+    """
+    return {
+        "epoch": 0,
+        "global_step": 0,
+        "pytorch-lightning_version": importlib.metadata.version("lightning"),
+        "state_dict": {PREFIX + name: weight for name, weight in weights.items()},
+        "optimizer_states": [],
+        "lr_schedulers": [],
+        "hyper_parameters": {
+            "architecture": architecture.to_dict(),
+            "optimizer": dataclasses.asdict(OptimizerOptions()),
+            "schedule": dataclasses.asdict(ScheduleOptions()),
+        },
+        "tokens_seen": 0,
+    }
 
 
 def find_checkpoint(path: str | Path) -> Path:
