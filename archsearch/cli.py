@@ -16,6 +16,7 @@ COMMANDS = {
     "test": "evaluate a checkpoint on the test data (LightningCLI)",
     "predict": "write a checkpoint's predictions on the test data (LightningCLI)",
     "generate": "let a checkpoint go on from a prompt",
+    "evaluate": "measure what a checkpoint can do: our own suites, or tasks of lm-evaluation-harness",
     "export": "write a study's best architecture, or a file's, for another program",
     "import": "read another program's model back: a file, or a folder with its weights",
     "inspect": "show layers, parameters, state, FLOPs and legality of an architecture",

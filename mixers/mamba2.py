@@ -107,12 +107,14 @@ class Mamba2(Mixer):
         b, c = (part.unflatten(-1, (options.num_groups, -1)) for part in (b, c))
         dt, log_decay = self.decay(dt)
         y, recurrent = ssd(
-            (values * dt[..., None]).to(values.dtype),
+            values,
+            dt,
             log_decay,
             b,
             c,
             initial_state=state.get("recurrent"),
             cu_seqlens=cu_seqlens,
+            keep_state=cu_seqlens is None,
             backend=self.backend,
         )
         y = gated_rms_norm(

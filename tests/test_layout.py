@@ -18,12 +18,25 @@ LAYERS = {  # what each room may import besides itself and the core
     "throughput": {"model", "mixers", "kernels"},
     "search": {"training", "throughput", "export", "model", "data", "mixers", "kernels", "tokens"},
     "export": {"training", "throughput", "model", "data", "mixers", "kernels", "tokens"},
-    "commands": {"search", "training", "throughput", "export", "model", "data", "mixers", "kernels", "tokens"},
+    "evaluate": {"training", "model", "data", "mixers", "kernels", "tokens"},
+    "commands": {
+        "search",
+        "training",
+        "throughput",
+        "export",
+        "evaluate",
+        "model",
+        "data",
+        "mixers",
+        "kernels",
+        "tokens",
+    },
 }
 CORE = {"architecture", "pattern", "registry", "mlp_registry", "config", "files"}
 OWNERS = {  # who may import a library
     "lightning": {"training", "data"},
     "optuna": {"search"},
+    "lm_eval": {"evaluate"},
     "triton": {"kernels"},
 }
 

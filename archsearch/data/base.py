@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as lightning
+import torch
 
 from archsearch.config import ConfigError
 from archsearch.data.evaluation import EvalBatches, Evaluation
@@ -16,7 +17,8 @@ class TokenData(lightning.LightningDataModule):
     """Batches of tokens and next targets; a subclass says what batch i is.
 
     The training stream has no end: `max_steps` or `max_tokens` ends the run. Batch i is a pure function of the seed and
-    i, so a resumed run goes on with the very next batch, whatever the number of workers.
+    i, so a resumed run goes on with the very next batch, whatever the number of workers. A thread makes the next two
+    batches while the device works on one; where a GPU trains they are pinned, and copied to it while it computes.
     """
 
     extra_metrics: tuple[str, ...] = ()
@@ -83,6 +85,11 @@ class TokenData(lightning.LightningDataModule):
     def predict_dataloader(self) -> FiniteBatchStream:
         return self._eval_stream("test", self.evaluations()[0])
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Move a batch, but for the bounds of its documents: the model reads them on the CPU and brings them along."""
+        moved = super().transfer_batch_to_device(batch, device, dataloader_idx)
+        return {**moved, "cu_seqlens": batch["cu_seqlens"]} if "cu_seqlens" in batch else moved
+
     def state_dict(self) -> dict[str, Any]:
         return {"batches": self._batches_done(), "batches_of_a_rank": self._batches_of_a_rank()}
 
@@ -117,7 +124,8 @@ class TokenData(lightning.LightningDataModule):
     def _shares(self) -> dict[str, Any]:
         trainer = self.trainer
         rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
-        return {"rank": rank, "world_size": world_size, "num_workers": self.num_workers}
+        pinned = trainer is not None and trainer.strategy.root_device.type == "cuda"
+        return {"rank": rank, "world_size": world_size, "num_workers": self.num_workers, "pinned": pinned}
 
 
 def check_at_least(low: int, **values: int) -> None:

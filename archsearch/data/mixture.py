@@ -41,7 +41,7 @@ class Mixture(TokenData):
             batch_size: Of the parts that do not say their own. Default: that of their class.
             eval_lengths: Of the parts that do not say their own. Default: those of their class.
             seed: Of the parts that do not say their own. Default: that of `seed_everything` on the command line, or 0.
-            num_workers: Processes that make batches; 0 makes them in the training process, which costs little.
+            num_workers: Processes that make batches; 0 makes them in a thread of the training process, two ahead.
         """
         shared = {"length": length, "batch_size": batch_size, "eval_lengths": eval_lengths, "seed": seed}
         if not isinstance(parts, Mapping) or not parts:

@@ -53,6 +53,14 @@ class PackedRows:
         start = rows[place] * self.length
         return self._tokens(start, start + self.length + 1, documents, ends)
 
+    def row_documents(self, number: int) -> NDArray[np.int64]:
+        """Return which document each token of row `number` is of, without the last target: `[length]`."""
+        epoch, place = divmod(number, self.rows)
+        documents, ends, rows = _epoch(self, epoch)
+        places = rows[place] * self.length + np.arange(self.length)
+        found: NDArray[np.int64] = documents[np.searchsorted(ends, places, side="right")]
+        return found
+
     def tokens_from(self, start: int, length: int) -> NDArray[np.int64]:
         """Return `length` tokens of the first epoch from the `start`-th on."""
         documents, ends, _ = _epoch(self, 0)

@@ -100,7 +100,7 @@ class Recall(TokenData):
             curriculum_hold: Training batches with `curriculum_start` pairs before they grow.
             curriculum_steps: Training batches, those held included, after which there are `num_pairs`.
             seed: Of the training sequences. Default: that of `seed_everything` on the command line, else 0.
-            num_workers: Processes that make batches; 0 makes them in the training process, which costs little.
+            num_workers: Processes that make batches; 0 makes them in a thread of the training process, two ahead.
         """
         super().__init__(
             length=length, batch_size=batch_size, eval_lengths=eval_lengths, seed=seed, num_workers=num_workers

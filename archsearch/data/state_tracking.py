@@ -56,7 +56,7 @@ class StateTracking(TokenData):
             curriculum_hold: Training batches of length `curriculum_start` before it grows.
             curriculum_steps: Training batches, those held included, after which the length is `length`.
             seed: Of the training sequences. Default: that of `seed_everything` on the command line, else 0.
-            num_workers: Processes that make batches; 0 makes them in the training process, which costs little.
+            num_workers: Processes that make batches; 0 makes them in a thread of the training process, two ahead.
         """
         super().__init__(
             length=length, batch_size=batch_size, eval_lengths=eval_lengths, seed=seed, num_workers=num_workers

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
@@ -16,6 +18,8 @@ Batch = dict[str, Tensor]
 IGNORED = -100
 """The target of a position that is not scored."""
 
+AHEAD = 2  # batches that are made while one is trained on, by the thread or by each worker
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchStream:
@@ -23,6 +27,11 @@ class BatchStream:
 
     Of `world_size` ranks, rank r takes every world_size-th batch from `start()` + r on; worker processes share a rank's
     batches in the same way, so their number changes nothing. `start` is asked at every pass.
+
+    Batches are made ahead, while the one before is trained on: without workers by a thread, which is enough as long as
+    a batch takes less time than a step (NumPy leaves the interpreter to others while it computes) and costs no memory
+    and no start. Workers are for batches that are slow in Python. They do not outlive a pass: that of training has no
+    end, those of evaluation are short. With `pinned`, batches lie where a GPU can fetch them while it computes.
     """
 
     batch_at: Callable[[int], Batch]
@@ -30,14 +39,20 @@ class BatchStream:
     rank: int = 0
     world_size: int = 1
     num_workers: int = 0
+    pinned: bool = False
 
     def __iter__(self) -> Iterator[Batch]:
         indices, batch_at = self._indices(), self._batch_at()
         if self.num_workers == 0:
-            return map(batch_at, indices)
-        # its own generator: an iterator over workers draws a seed, which would move the global one
-        dataset = _InWorkers(batch_at, indices)
-        workers = DataLoader(dataset, batch_size=None, num_workers=self.num_workers, generator=torch.Generator())
+            return _made_ahead(_Pinned(batch_at) if self.pinned else batch_at, iter(indices))
+        workers = DataLoader(
+            _InWorkers(batch_at, indices),
+            batch_size=None,
+            num_workers=self.num_workers,
+            prefetch_factor=AHEAD,
+            pin_memory=self.pinned,
+            generator=torch.Generator(),  # its own: an iterator over workers draws a seed, which would move the global
+        )
         return iter(workers)
 
     def state_dict(self) -> dict[str, Any]:
@@ -71,6 +86,29 @@ class FiniteBatchStream(BatchStream):
 
     def _indices(self) -> range:
         return range(self.rank, -(-self.stop // self.world_size) * self.world_size, self.world_size)
+
+
+def _made_ahead(batch_at: Callable[[int], Batch], indices: Iterator[int]) -> Iterator[Batch]:
+    """Yield the batches of `indices`; a thread makes the next `AHEAD` meanwhile, and what it raises is raised here."""
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
+    try:
+        coming = deque(thread.submit(batch_at, index) for index in islice(indices, AHEAD))
+        while coming:
+            batch = coming.popleft().result()
+            coming.extend(thread.submit(batch_at, index) for index in islice(indices, 1))
+            yield batch
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _Pinned:
+    """The same batches in page-locked memory."""
+
+    batch_at: Callable[[int], Batch]
+
+    def __call__(self, index: int) -> Batch:
+        return {name: x.pin_memory() for name, x in self.batch_at(index).items()}
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Text(TokenData):
             document_mask: Whether documents that share a row do not see each other. Without it a row is `length` tokens
                 that all see what is before them, and no batch has cu_seqlens.
             seed: Of the order of documents and rows. Default: that of `seed_everything` on the command line, else 0.
-            num_workers: Processes that make batches; 0 makes them in the training process, which costs little.
+            num_workers: Processes that make batches; 0 makes them in a thread of the training process, two ahead.
         """
         super().__init__(
             length=length, batch_size=batch_size, eval_lengths=eval_lengths, seed=seed, num_workers=num_workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -19,6 +20,7 @@ from archsearch.training.ranks import any_rank
 
 LAST = "last.ckpt"
 WINDOW = 50  # batches that tokens/s is a mean of
+SHOWN_EVERY = 1.0  # seconds
 
 
 class SaveLast(Checkpoint):
@@ -86,7 +88,7 @@ class TokensPerSecond(Callback):
     ) -> None:
         self._marks.append((time.perf_counter(), pl_module.tokens_seen))
         if len(self._marks) > 1:
-            pl_module.log("tokens/s", self.rate(), prog_bar=True)
+            pl_module.log("tokens/s", torch.tensor(self.rate()), prog_bar=True)  # on the CPU: a GPU is not waited for
 
     def rate(self) -> float:
         """Return the tokens of all devices together per second; accumulated batches count like any other."""
@@ -99,14 +101,31 @@ class TokensPerSecond(Callback):
 
 
 class ProgressBar(RichProgressBar):
-    """Lightning's bar without the epochs that an endless stream of batches does not have."""
+    """Lightning's bar without the epochs that an endless stream of batches does not have.
+
+    In training it asks for the loss once in `SHOWN_EVERY` seconds: a GPU that is asked has to finish all its work
+    first, and asked at every step, as Lightning does, it stands idle until it is given the next one.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shown: dict[str, Any] = {}
+        self._shown_at = -math.inf
 
     def _get_train_description(self, current_epoch: int) -> str:
         return "training"
 
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        self._shown_at = -math.inf
+        super().on_train_epoch_end(trainer, pl_module)
+
     def get_metrics(self, trainer: lightning.Trainer, pl_module: Any) -> dict[str, Any]:
-        metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
-        return {name: value for name, value in metrics.items() if name != "v_num"}
+        now = time.monotonic()
+        if not trainer.training or now - self._shown_at >= SHOWN_EVERY:
+            metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
+            self._shown = {name: value for name, value in metrics.items() if name != "v_num"}
+            self._shown_at = now
+        return self._shown
 
 
 class PredictionWriter(Callback):

@@ -53,11 +53,11 @@ class LanguageMetrics(Metric):
         self.exact += ((hits == mask).all(-1) & mask.any(-1)).sum()
         self.rows += mask.any(-1).sum()
         if self.groups and groups is not None:
-            chosen = mask & (groups >= 0)
-            numbers = groups[chosen]
-            self.group_loss.index_add_(0, numbers, losses[chosen])
-            self.group_correct.index_add_(0, numbers, hits[chosen].long())
-            self.group_scored.index_add_(0, numbers, torch.ones_like(numbers))
+            chosen = (mask & (groups >= 0)).flatten()
+            numbers = groups.flatten().clamp(min=0)  # weighed, not picked out: a GPU would be asked how many there are
+            self.group_loss.index_add_(0, numbers, losses.flatten().where(chosen, 0.0))
+            self.group_correct.index_add_(0, numbers, (hits.flatten() & chosen).long())
+            self.group_scored.index_add_(0, numbers, chosen.long())
 
     def compute(self) -> dict[str, dict[str, Tensor]]:
         """Return the metrics by name: of all positions under "", and of each group that has any under its name."""

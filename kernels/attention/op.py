@@ -1,4 +1,4 @@
-"""Causal softmax attention by PyTorch's scaled_dot_product_attention, which picks its own kernel."""
+"""Causal softmax attention by PyTorch: scaled_dot_product_attention, and varlen_attn for packed documents."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from archsearch.kernels.dispatch import Backends
-from archsearch.kernels.packing import check_cu_seqlens, pad, unpad
+from archsearch.kernels.attention.varlen import attend_within, why_refused, why_unavailable
+from archsearch.kernels.dispatch import REFERENCE, Backends
+from archsearch.kernels.packing import documents_of, laid_out, pad, unpad
 
-BACKENDS = Backends("attention")
+BACKENDS = Backends("attention", {"varlen": why_unavailable})
 
 MIN_BLOCK = 128  # queries: fewer make more calls than a short window saves products
 
@@ -34,21 +35,28 @@ def attention(
         raise ValueError(f"k and v must have one shape, no shorter than q, and their heads divide q's; got {shapes}")
     if window is not None and window < 1:
         raise ValueError(f"window must be positive; got {window}")
-    BACKENDS.choose(backend, q)
-    if cu_seqlens is None:
+    documents = None if cu_seqlens is None else documents_of(cu_seqlens, q)
+    refusal = why_refused(q, documents is not None)
+    chosen = BACKENDS.choose(backend, q, {"varlen": refusal} if refusal else None)
+    if documents is None:
         return _attend(q, k, v, window)
-    check_cu_seqlens(cu_seqlens, q)
-    return unpad(_attend(pad(q, cu_seqlens), pad(k, cu_seqlens), pad(v, cu_seqlens), window), cu_seqlens)
+    if chosen != REFERENCE:
+        return attend_within(q, k, v, documents, window)
+    with laid_out(documents):
+        q, k, v = (pad(x, documents.bounds) for x in (q, k, v))
+        return unpad(_attend(q, k, v, window), documents.bounds)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
     new, total = q.shape[1], k.shape[1]
     if window is not None and window < total:
         return _attend_in_blocks(q, k, v, window)
+    if new == total:
+        return _softmax_attention(q, k, v, None, is_causal=True)
     mask = None
-    if 1 < new < total:  # is_causal would align the first query with the first key
+    if new > 1:  # is_causal would align the first query with the first key
         mask = torch.ones(new, total, dtype=torch.bool, device=q.device).tril(total - new)
-    return _softmax_attention(q, k, v, mask, is_causal=new == total)
+    return _softmax_attention(q, k, v, mask)
 
 
 def _attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:

@@ -11,7 +11,7 @@ from archsearch.kernels.fla import why_unavailable
 from archsearch.kernels.gated_delta_rule.chunk import gated_delta_rule_chunked
 from archsearch.kernels.gated_delta_rule.reference import gated_delta_rule_loop
 from archsearch.kernels.heads import expand_heads
-from archsearch.kernels.packing import pad, state_shape, unpad
+from archsearch.kernels.packing import documents_of, pad, state_shape, unpad
 
 BACKENDS = Backends("gated_delta_rule", {"fla": why_unavailable})
 
@@ -46,7 +46,8 @@ def gated_delta_rule(
     if BACKENDS.choose(backend, q, {"fla": refusal} if refusal else None) != REFERENCE:
         from archsearch.kernels.gated_delta_rule.gpu.custom_op import gated_delta_rule_fla  # fla imports Triton
 
-        return gated_delta_rule_fla(q, k, v, log_decay, beta, scale, initial_state, cu_seqlens, normalise)
+        documents = None if cu_seqlens is None else documents_of(cu_seqlens, q)
+        return gated_delta_rule_fla(q, k, v, log_decay, beta, scale, initial_state, documents, normalise)
 
     dtype = torch.promote_types(v.dtype, torch.float32)
     state = q.new_zeros(shape, dtype=dtype) if initial_state is None else initial_state.to(dtype)

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from archsearch.kernels.gated_delta_rule.op import gated_delta_rule
+from archsearch.kernels.packing import stretched
 
 
 def gated_delta_product(
@@ -29,18 +30,19 @@ def gated_delta_product(
     only, and its outputs at the other steps than the last are dropped. Raises ValueError.
     """
     n = k.shape[2]
-    y, final = gated_delta_rule(
-        _spread(q, n, last=True),
-        k.flatten(1, 2),
-        v.flatten(1, 2),
-        _spread(log_decay, n, last=False),
-        beta.flatten(1, 2),
-        scale=scale,
-        normalise=normalise,
-        initial_state=initial_state,
-        cu_seqlens=None if cu_seqlens is None else n * cu_seqlens,
-        backend=backend,
-    )
+    with stretched(cu_seqlens, n) as bounds:
+        y, final = gated_delta_rule(
+            _spread(q, n, last=True),
+            k.flatten(1, 2),
+            v.flatten(1, 2),
+            _spread(log_decay, n, last=False),
+            beta.flatten(1, 2),
+            scale=scale,
+            normalise=normalise,
+            initial_state=initial_state,
+            cu_seqlens=bounds,
+            backend=backend,
+        )
     return y[:, n - 1 :: n], final
 
 

@@ -65,6 +65,16 @@ def test_documents_and_rows_bound_what_a_position_sees(folder):
     assert (batch["targets"] >= 0).all()  # the end of a document is predicted, too
 
 
+def test_bounds_stay_on_the_cpu_when_a_batch_moves(folder):
+    data = text(folder, batch_size=3)
+    batch = next(iter(data.train_dataloader()))
+    moved = data.transfer_batch_to_device(batch, torch.device("meta"), 0)
+    assert {name: x.device.type for name, x in moved.items()} == {
+        "tokens": "meta", "targets": "meta", "cu_seqlens": "cpu",
+    }  # fmt: skip
+    assert "cu_seqlens" not in data.transfer_batch_to_device({"tokens": batch["tokens"]}, torch.device("meta"), 0)
+
+
 def test_a_batch_follows_from_seed_and_index_alone(folder):
     first, again, other = (text(folder, seed=seed).train_batches() for seed in (1, 1, 2))
     assert torch.equal(first(40)["tokens"], again(40)["tokens"])

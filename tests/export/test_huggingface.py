@@ -23,6 +23,8 @@ from archsearch.model.language_model import HybridLM
 from archsearch.registry import import_plugin
 from archsearch.training.checkpoint import PREFIX
 
+pytestmark = pytest.mark.timeout(300)  # importing transformers in a process of its own takes long on a busy machine
+
 VOCABULARY = 24
 LENGTH = 70  # more than a chunk, so that the chunked forms run
 EOS = 3

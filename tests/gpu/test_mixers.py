@@ -44,7 +44,7 @@ def test_the_reference_gives_the_same_on_gpu_and_cpu(name):
     assert max(error(a, b) for a, b in zip(on_gpu, on_cpu, strict=True)) < 1e-9
 
 
-@pytest.mark.parametrize("name", ["m2rnn", "gated_deltanet", "gated_deltaproduct"])
+@pytest.mark.parametrize("name", ["m2rnn", "gated_deltanet", "gated_deltaproduct", "mamba2", "rnn", "gru"])
 def test_the_fast_path_runs_in_bf16_and_equals_the_reference(name):
     fast = next(iter(registry.get(name).module.backends.fast))
     if reason := registry.get(name).missing_backends()[fast]:

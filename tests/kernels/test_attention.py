@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from archsearch.kernels.attention import varlen
 from archsearch.kernels.attention.op import MIN_BLOCK, attention
+from archsearch.kernels.packing import read_documents
 from tests.largest import Largest
 
 
@@ -78,3 +81,48 @@ def test_no_tensor_holds_every_pair_of_tokens(window: int | None) -> None:
 def test_a_window_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="window must be positive; got 0"):
         attention(draw(4, 4, 0), draw(4, 4, 1), draw(4, 4, 2), window=0)
+
+
+def by_document(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, _: Tensor, longest: int, *__: int, **options: Any
+) -> Tensor:
+    """Do what PyTorch's `varlen_attn` says it does, of which there is no build for CPUs."""
+    assert bounds.dtype == torch.int32
+    assert bounds.diff().max() <= longest
+    assert options["enable_gqa"] == (q.shape[1] != k.shape[1])
+    before, after = options["window_size"]
+    assert after == 0
+    window = len(q) if before < 0 else before + 1
+    rows = [banded(*(x[None, i:j] for x in (q, k, v)), window)[0] for i, j in pairwise(bounds.tolist())]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 300])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_the_kernels_for_packed_documents_are_asked_for_the_same(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, kv_heads: int
+) -> None:
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", by_document)
+    monkeypatch.setattr(varlen, "_name_of_sharing", lambda: "enable_gqa")
+    q, k, v = (x[:1] for x in (draw(200, 4, 0), draw(200, kv_heads, 1), draw(200, kv_heads, 2)))
+    documents = read_documents(torch.tensor([0, 3, 4, 170, 200]), 200, q.device)
+    actual = varlen.attend_within(q, k, v, documents, window)
+    torch.testing.assert_close(actual, attention(q, k, v, window=window, cu_seqlens=documents.bounds))
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype", "packed", "message"),
+    [
+        (64, torch.bfloat16, False, "it is for packed documents"),
+        (64, torch.float32, True, "bfloat16 or float16; got float32"),
+        (12, torch.bfloat16, True, "multiples of 8, up to 256; got 12"),
+        (264, torch.float16, True, "multiples of 8, up to 256; got 264"),
+    ],
+)
+def test_what_those_kernels_cannot_do_is_refused_by_name(
+    dim: int, dtype: torch.dtype, packed: bool, message: str
+) -> None:
+    x = torch.zeros(1, 10, 2, dim, dtype=dtype)
+    assert varlen.why_refused(torch.zeros(1, 10, 2, 64, dtype=torch.bfloat16), packed=True) is None
+    with pytest.raises(ValueError, match=f"attention: backend 'varlen' cannot be used: .*{message}"):
+        attention(x, x, x, cu_seqlens=torch.tensor([0, 10]) if packed else None, backend="varlen")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +20,9 @@ from archsearch.kernels.gru.reference import gru_by_hand, gru_loop
 from archsearch.kernels.heads import expand_heads
 from archsearch.kernels.rnn.op import rnn
 from archsearch.kernels.rnn.reference import rnn_by_hand, rnn_loop
-from archsearch.kernels.vector_state import run_vector_state
+from archsearch.kernels.vector_state import run_vector_state, why_refused
 
+ROOT = Path(__file__).parents[2]
 EXACT = {"rtol": 1e-10, "atol": 1e-11}  # float64: only the order of sums differs
 
 Run = Callable[..., Tensor]
@@ -203,3 +209,39 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     *gates, _ = inputs("gru", 4)
     with pytest.raises(ValueError, match=r"must share batch, length and head dim D.*x_r \(2, 3, 3, 4\)"):
         gru(*gates[:2], gates[2][:, :3], *gates[3:])
+
+
+def test_the_kernels_say_what_they_do_not_take() -> None:
+    x, weight = torch.randn(1, 2, 3, 4), torch.randn(3, 4, 4)
+    assert why_refused([x, weight]) is None
+    assert why_refused([x.bfloat16(), weight]) is None
+    assert why_refused([x, weight.double()]) == (
+        "its kernels take bfloat16, float16 or float32; got torch.float32, torch.float64"
+    )
+    wide = torch.randn(1, 2, 3, 65), torch.randn(3, 65, 65)
+    assert why_refused(list(wide)) == "its kernels take head dims up to 64; got 65"
+    assert why_refused([x[:0], weight]) == "its kernels take no empty tensors; got (0, 2, 3, 4), (3, 4, 4)"
+
+
+@every_op
+def test_kernels_by_name_need_a_gpu(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: backend 'triton' cannot be used: "):
+        OPS[name][0](*(value.float() for value in inputs(name, 2)[:-1]), backend="triton")
+
+
+@pytest.mark.slow
+def test_the_interpreted_kernels_agree_with_the_float64_reference() -> None:
+    pytest.importorskip("triton", reason="triton has no build for this platform")
+    from tests.kernels.vector_cases import INTERPRETER, LIMITS
+
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.vector_cases"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    errors = json.loads(run.stdout)
+    assert set(errors) == set(map(str, INTERPRETER))
+    for case in INTERPRETER:
+        of = errors[str(case)]
+        assert len(of) == 2 + 2 * OPS[case.op][3] + case.state, case  # both outputs and every gradient
+        assert max(of.values()) < LIMITS[case.dtype], (case, of)

@@ -12,8 +12,10 @@ from torch.func import functional_call
 
 from archsearch import registry
 from archsearch.kernels.dispatch import calls
+from archsearch.kernels.packing import laid_out, read_documents
 from archsearch.mixers.common import Mixer, State
 from archsearch.registry import MixerOptions
+from tests.read_back import ReadBack
 
 HIDDEN = 16
 LENGTHS = (1, 2, 63, 64, 100)
@@ -147,6 +149,15 @@ class TestMixerContract:
             torch.autograd.grad((alone * weights).sum(), wanted),
             **EXACT,
         )
+
+    @pytest.mark.proves("packed")
+    def test_bounds_that_a_model_has_read_are_not_read_again(self, name: str) -> None:
+        mixer, x = build(name), draw(1, 80, HIDDEN).requires_grad_()
+        documents = read_documents(torch.tensor([0, 1, 3, 66, 80]), 80, x.device)
+        with laid_out(documents), ReadBack() as read_back:
+            y, _ = mixer(x, cu_seqlens=documents.bounds)
+            y.sum().backward()
+        assert read_back.ops == []  # each would wait for a GPU to finish all its work
 
     @pytest.mark.proves("refusals")
     @pytest.mark.parametrize("bounds", [[0, 5], [1, 10], [0, 5, 5, 10], [0, 7, 5, 10], [0]])

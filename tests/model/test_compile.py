@@ -1,6 +1,7 @@
 """Blocks under torch.compile: one graph each, the same results, the same names."""
 
 import copy
+from itertools import pairwise
 
 import lightning.pytorch as lightning
 import pytest
@@ -10,6 +11,7 @@ from torch import _dynamo as dynamo
 from archsearch.architecture import Architecture
 from archsearch.config import Where
 from archsearch.data import StateTracking
+from archsearch.kernels.packing import for_graphs, read_documents
 from archsearch.model.block import run_block
 from archsearch.model.generation import generate
 from archsearch.model.language_model import HybridLM
@@ -110,11 +112,33 @@ def test_another_length_between_two_steps_does_not_disturb_blocks_that_run_twice
         torch.testing.assert_close(losses_and_gradients(model, batch(length)), expected)
 
 
-def test_packed_documents_run_as_they_did():
-    packed = {**batch(), "cu_seqlens": torch.tensor([0, 3, 10, 17, 20])}
-    model = build("A")
-    model.compile_blocks("eager")
-    torch.testing.assert_close(losses_and_gradients(model, packed), losses_and_gradients(build("A"), packed))
+@pytest.mark.parametrize("letter", list(MIXERS))
+def test_a_block_is_one_graph_on_packed_documents(letter):
+    (block,) = build(letter).blocks
+    x = torch.randn(1, 20, 16, requires_grad=True)
+    documents = for_graphs(read_documents(torch.tensor([0, 3, 10, 17, 20]), 20, x.device), 10)
+    explained = dynamo.explain(run_block)(block, x, x.detach(), None, documents, torch.ones(20, dtype=torch.bool))
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0), explained.break_reasons
+
+
+@pytest.mark.parametrize(("letter", "again"), [("S", False), ("A", True)], ids=["once", "twice"])
+def test_batches_of_packed_documents_share_graphs(letter, again):
+    graphs = []
+
+    def counting(graph, _):
+        graphs.append(graph)
+        return graph
+
+    model, plain = build(letter).double(), build(letter).double()
+    model.activation_checkpointing = again
+    for block in model.blocks:
+        block.compile_backend = counting
+    # other documents, another number of them; the longest of 6 to 8 steps, which count as 8, and at last of 10
+    for bounds in ([0, 3, 10, 17, 20], [0, 2, 4, 10, 11, 13, 20], [0, 8, 10, 16, 20], [0, 10, 15, 20]):
+        packed = {**batch(), "cu_seqlens": torch.tensor(bounds)}
+        torch.testing.assert_close(losses_and_gradients(model, packed), losses_and_gradients(plain, packed))
+        longest = max(j - i for i, j in pairwise(bounds))
+        assert len(graphs) == (1 if longest <= 8 else 2) * (1 + again)
 
 
 def test_names_copies_and_decoding_stay():

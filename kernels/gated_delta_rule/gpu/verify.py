@@ -10,6 +10,7 @@ from archsearch.kernels import verify
 from archsearch.kernels.gated_delta_rule.chunk import gated_delta_rule_chunked
 from archsearch.kernels.gated_delta_rule.gpu.custom_op import gated_delta_rule_fla
 from archsearch.kernels.heads import expand_heads
+from archsearch.kernels.packing import read_documents
 
 
 @verify.once
@@ -17,8 +18,8 @@ def why_wrong(heads: int, value_heads: int, key: int, value: int, dtype: torch.d
     """Return why the kernels are not to be trusted at a head shape on this machine, and warn; None where they are."""
 
     def fast(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-        bounds = torch.tensor([0, verify.STEPS], device="cuda") if packed else None
-        return gated_delta_rule_fla(q, k, v, log_decay, beta, key**-0.5, None, bounds, False)[0]
+        documents = read_documents(torch.tensor([0, verify.STEPS]), verify.STEPS, q.device) if packed else None
+        return gated_delta_rule_fla(q, k, v, log_decay, beta, key**-0.5, None, documents, False)[0]
 
     def exact(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
         state = q.new_zeros(1, value_heads, key, value)

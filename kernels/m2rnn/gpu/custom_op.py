@@ -67,7 +67,8 @@ def _(
     cu_seqlens: Tensor | None, gradient_clip: float | None, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     shape, layout = shape_of(q, k, v, weight, forget), layout_of(q, cu_seqlens)
-    plan = plan_of(q, k, v, weight, forget, layout)
+    # the number of documents decides about registers alone, and is not to be asked for: a graph may hold for any
+    plan = plan_of(q, k, v, weight, forget, layout._replace(sequences=1))
     y = v.new_empty(q.shape[0], q.shape[1], shape.heads, shape.value_head_dim)
     state_shape = layout.sequences, shape.heads, shape.key_head_dim, shape.value_head_dim
     saved_shape = checkpoint_shape(plan, shape, layout) if save else (0,)

@@ -1,120 +1,83 @@
-"""The state-space recurrence by flash-linear-attention, as an op of torch.library.
-
-It has none of its own, but its gated linear attention with q = C, k = B, v = x dt is the same recurrence. Its kernels
-take one B and C per head: the heads of a group get copies, which live inside the op only.
-"""
+"""The state-space recurrence as an op of torch.library: opaque to torch.compile, with a registered gradient."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from fla.ops.simple_gla.chunk import chunk_simple_gla_bwd, chunk_simple_gla_fwd
-from fla.ops.utils import chunk_local_cumsum
-from fla.ops.utils.constant import RCP_LN2
-from fla.ops.utils.index import prepare_chunk_indices
 from torch import Tensor
-from torch.nn import functional
 
 from archsearch.kernels.dispatch import full_precision
-from archsearch.kernels.fla import use_tuned
-from archsearch.kernels.heads import expand_heads
 from archsearch.kernels.library import define_op
-
-use_tuned()
-
-CHUNK = 64  # steps
-PADDED_STATE, PADDED_HEAD = 64, 32  # dims are padded with zeros to multiples: smaller ones are computed wrong
+from archsearch.kernels.ssd.gpu.launch import run_backward, run_forward
+from archsearch.kernels.strides import rows_side_by_side
 
 
-def ssd_fla(
-    x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return what `ssd` does, which checks the inputs; the state is float32, products are in x's dtype."""
-    state_dim, head_dim = b.shape[-1], x.shape[-1]
-    more_state, more_head = -state_dim % PADDED_STATE, -head_dim % PADDED_HEAD
-    if more_state:  # no padding at all would still copy
-        b, c = (functional.pad(part, (0, more_state)) for part in (b, c))
-    if more_head:
-        x = functional.pad(x, (0, more_head))
-    b, c, x = (part.to(x.dtype).contiguous() for part in (b, c, x))
-    log_decay = log_decay.float().contiguous()
-    if initial_state is not None:
-        initial_state = functional.pad(initial_state.float(), (0, more_head, 0, more_state)).contiguous()
-    y, state, _ = _forward(x, log_decay, b, c, initial_state, cu_seqlens)
-    return y[..., :head_dim], state[..., :state_dim, :head_dim]
+def ssd_triton(
+    x: Tensor, dt: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, initial_state: Tensor | None = None,
+    starts: Tensor | None = None, keep_state: bool = True,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return what `ssd` does, which checks the inputs; `starts` `[T]` are the `document_starts` of packed ones.
+
+    B and C are cast to x's dtype, the type of all products' operands, of y and of the states between chunks; decays,
+    sums and the final state are float32. Two runs give the same bits.
+    """
+    x, b, c = (rows_side_by_side(part.to(x.dtype)) for part in (x, b, c))
+    dt, log_decay = (part.float().contiguous() for part in (dt, log_decay))
+    initial_state = None if initial_state is None else initial_state.float().contiguous()
+    y, final = _forward(x, dt, log_decay, b, c, initial_state, starts, keep_state)
+    return y, final
 
 
 @define_op("ssd_forward")
 def _forward(
-    x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y, the final state, and for the gradient the decays summed within chunks."""
-    heads, chunks = x.shape[2], _chunks(cu_seqlens)
+    x: Tensor, dt: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, initial_state: Tensor | None,
+    starts: Tensor | None, keep_state: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     with full_precision(x):
-        decays = chunk_local_cumsum(
-            log_decay, chunk_size=CHUNK, scale=RCP_LN2, cu_seqlens=cu_seqlens, chunk_indices=chunks
-        )
-        y, state = chunk_simple_gla_fwd(
-            expand_heads(c, heads), expand_heads(b, heads), x, decays, None, 1.0, initial_state, True,
-            cu_seqlens=cu_seqlens, chunk_size=CHUNK, chunk_indices=chunks,
-        )  # fmt: skip
-    return y.to(x.dtype), state, decays
+        return run_forward(x, dt, log_decay, b, c, initial_state, starts, keep_state=keep_state)
 
 
 @_forward.register_fake
 def _(
-    x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    state = x.new_empty(sequences, x.shape[2], b.shape[3], x.shape[3], dtype=torch.float32)
-    return torch.empty_like(x), state, torch.empty_like(log_decay)
+    x: Tensor, dt: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, initial_state: Tensor | None,
+    starts: Tensor | None, keep_state: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    batch, _, heads, head_dim = x.shape
+    final = dt.new_empty(batch if keep_state else 0, heads, b.shape[3], head_dim)
+    return x.new_empty(x.shape), final
 
 
 @define_op("ssd_backward")
 def _backward(
-    x: Tensor, decays: Tensor, b: Tensor, c: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None,
-    dy: Tensor, dstate: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of x, the log decays, B, C and the initial state."""
-    heads, groups, chunks = x.shape[2], b.shape[2], _chunks(cu_seqlens)
+    x: Tensor, dt: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, initial_state: Tensor | None,
+    starts: Tensor | None, dy: Tensor, dfinal: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     with full_precision(x):
-        dc, db, dx, ddecay, dstate_0 = chunk_simple_gla_bwd(
-            expand_heads(c, heads), expand_heads(b, heads), x, decays, None, initial_state, dy, dstate, 1.0,
-            cu_seqlens=cu_seqlens, chunk_size=CHUNK, chunk_indices=chunks,
-        )  # fmt: skip
-        ddecay = chunk_local_cumsum(ddecay, chunk_size=CHUNK, reverse=True, cu_seqlens=cu_seqlens, chunk_indices=chunks)
-    db, dc = (part.unflatten(2, (groups, heads // groups)).sum(3, dtype=torch.float32) for part in (db, dc))
-    dstate_0 = x.new_empty(0, dtype=torch.float32) if initial_state is None else dstate_0.to(initial_state.dtype)
-    return dx.to(x.dtype), ddecay.to(decays.dtype), db.to(b.dtype), dc.to(c.dtype), dstate_0
+        return run_backward(x, dt, log_decay, b, c, initial_state, starts, dy, dfinal)
 
 
 @_backward.register_fake
 def _(
-    x: Tensor, decays: Tensor, b: Tensor, c: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None,
-    dy: Tensor, dstate: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    dstate_0 = x.new_empty(0, dtype=torch.float32) if initial_state is None else torch.empty_like(initial_state)
-    return torch.empty_like(x), torch.empty_like(decays), torch.empty_like(b), torch.empty_like(c), dstate_0
+    x: Tensor, dt: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, initial_state: Tensor | None,
+    starts: Tensor | None, dy: Tensor, dfinal: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    dx, ddt, ddecay, db, dc = (part.new_empty(part.shape) for part in (x, dt, log_decay, b, c))
+    dinitial = dt.new_empty(0 if initial_state is None else len(x), x.shape[2], b.shape[3], x.shape[3])
+    return dx, ddt, ddecay, db, dc, dinitial
 
 
-def _chunks(cu_seqlens: Tensor | None) -> Tensor | None:
-    chunks: Tensor | None = None if cu_seqlens is None else prepare_chunk_indices(cu_seqlens, CHUNK)
-    return chunks
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, _, b, c, initial_state, cu_seqlens = inputs
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, _ = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, output[2], b, c, initial_state, cu_seqlens)
+    ctx.save_for_backward(*tensors)
 
 
-def _differentiate(ctx: Any, dy: Tensor | None, dstate: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    x, decays, b, c, initial_state, cu_seqlens = ctx.saved_tensors
-    dy = torch.zeros_like(x) if dy is None else dy.contiguous()
-    dstate = None if dstate is None else dstate.contiguous()
-    dx, ddecay, db, dc, dstate_0 = _backward(x, decays, b, c, initial_state, cu_seqlens, dy, dstate)
-    return dx, ddecay, db, dc, None if initial_state is None else dstate_0, None
+def _differentiate(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
+    inputs = ctx.saved_tensors
+    dy = inputs[0].new_zeros(inputs[0].shape) if dy is None else dy.contiguous()
+    dfinal = None if dfinal is None or not dfinal.numel() else dfinal.contiguous()
+    *gradients, dinitial = _backward(*inputs, dy, dfinal)
+    return *gradients, None if inputs[5] is None else dinitial, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save_for_backward)
