@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from archsearch.kernels.dispatch import Backends, full_precision
+from archsearch.kernels.dispatch import REFERENCE, Backends, full_precision
 from archsearch.kernels.heads import expand_heads
 from archsearch.kernels.packing import last_steps, pad, state_shape, unpad
 from archsearch.kernels.steps import check_clip, clip_carried
+
+WIDEST = 64
+"""The largest head dim that the kernels take."""
 
 
 def run_vector_state(
@@ -23,8 +26,11 @@ def run_vector_state(
     gradient_clip: float | None,
     cu_seqlens: Tensor | None,
     backend: str,
+    kernels: Callable[..., tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run `run(*inputs, *weights, state, clip)`, which returns all states, on any head counts and packed documents.
+
+    Where the backend chosen is not the reference, `kernels(*inputs, *weights, state, clip, cu_seqlens)` does it all.
 
     `inputs` `[B, T, Nx, D]` and `weights` `[Nw, D, D]` by name: every count divides the largest, N, and head n reads
     head n // (N / count) of each. Returns the states `[B, T, N, D]` and the final ones `[B, N, D]` (one row per
@@ -34,7 +40,10 @@ def run_vector_state(
     first = next(iter(inputs.values()))
     shape = state_shape(first, cu_seqlens, (num_heads, first.shape[-1]), initial_state)
     check_clip(gradient_clip)
-    backends.choose(backend, first)
+    refusal = why_refused([*inputs.values(), *weights.values()])
+    if backends.choose(backend, first, {"triton": refusal} if refusal else None) != REFERENCE:
+        assert kernels is not None, "a backend without kernels"
+        return kernels(*inputs.values(), *weights.values(), initial_state, gradient_clip, cu_seqlens)
 
     dtype = torch.promote_types(first.dtype, torch.float32)
     state = first.new_zeros(shape, dtype=dtype) if initial_state is None else initial_state.to(dtype)
@@ -46,6 +55,18 @@ def run_vector_state(
     final = clip_carried(states[:, -1] if cu_seqlens is None else last_steps(states, cu_seqlens), gradient_clip)
     y = states if cu_seqlens is None else unpad(states, cu_seqlens)
     return y.to(first.dtype), final
+
+
+def why_refused(tensors: list[Tensor]) -> str | None:
+    """Return why these inputs and weights rule the kernels out, or None."""
+    dtypes = {x.dtype for x in tensors}
+    if not dtypes <= {torch.bfloat16, torch.float16, torch.float32}:
+        return f"its kernels take bfloat16, float16 or float32; got {', '.join(sorted(map(str, dtypes)))}"
+    if tensors[0].shape[-1] > WIDEST:
+        return f"its kernels take head dims up to {WIDEST}; got {tensors[0].shape[-1]}"
+    if any(0 in x.shape for x in tensors):
+        return f"its kernels take no empty tensors; got {', '.join(str(tuple(x.shape)) for x in tensors)}"
+    return None
 
 
 def _check(inputs: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> int:

@@ -1,7 +1,8 @@
-"""Check library kernels where they are about to run: a compiler may get one of their shapes wrong without an error.
+"""Check kernels of chunks where they are about to run: a compiler may get one of their shapes wrong without an error.
 
-On Hopper, triton 3.7.1 does so with some of flash-linear-attention's (gated delta rule, key 32 with value 64). A head
-shape is checked once a process, on the machine at hand, before its first use.
+On Hopper, triton 3.7.1 did so with some of flash-linear-attention's (gated delta rule, key 32 with value 64) and of our
+own (Mamba-2, head dim 32 with state 64). A head shape is checked once a process, on the machine at hand, before its
+first use.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _trusted = False
 
 
 class WrongKernelWarning(UserWarning):
-    """A library's kernel gives wrong results on this machine and is not used."""
+    """A kernel gives wrong results on this machine and is not used."""
 
 
 def once(check: Check) -> Check:
@@ -74,8 +75,7 @@ def why_wrong(
     if errors[worst] <= LIMIT:
         return None
     reason = f"its kernels are wrong at {what} on this machine ({worst} is off by {errors[worst]:.0%})"
-    text = f"flash-linear-attention: {reason}; the PyTorch reference runs instead"
-    warnings.warn(text, WrongKernelWarning, stacklevel=2)
+    warnings.warn(f"{reason}; the PyTorch reference runs instead", WrongKernelWarning, stacklevel=2)
     return reason
 
 

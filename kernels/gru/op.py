@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from archsearch.kernels.dispatch import Backends
+from archsearch.kernels.dispatch import Backends, why_no_triton
 from archsearch.kernels.gru.reference import gru_by_hand
 from archsearch.kernels.vector_state import run_vector_state
 
-BACKENDS = Backends("gru")
+BACKENDS = Backends("gru", {"triton": why_no_triton})
 
 
 def gru(
@@ -41,4 +43,11 @@ def gru(
         gradient_clip=gradient_clip,
         cu_seqlens=cu_seqlens,
         backend=backend,
+        kernels=_kernels,
     )
+
+
+def _kernels(*arguments: Any) -> tuple[Tensor, Tensor]:
+    from archsearch.kernels.gru.gpu.custom_op import gru_triton  # Triton has no build for some platforms
+
+    return gru_triton(*arguments)

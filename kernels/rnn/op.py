@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from archsearch.kernels.dispatch import Backends
+from archsearch.kernels.dispatch import Backends, why_no_triton
 from archsearch.kernels.rnn.reference import rnn_by_hand
 from archsearch.kernels.vector_state import run_vector_state
 
-BACKENDS = Backends("rnn")
+BACKENDS = Backends("rnn", {"triton": why_no_triton})
 
 
 def rnn(
@@ -36,4 +38,11 @@ def rnn(
         gradient_clip=gradient_clip,
         cu_seqlens=cu_seqlens,
         backend=backend,
+        kernels=_kernels,
     )
+
+
+def _kernels(*arguments: Any) -> tuple[Tensor, Tensor]:
+    from archsearch.kernels.rnn.gpu.custom_op import rnn_triton  # Triton has no build for some platforms
+
+    return rnn_triton(*arguments)

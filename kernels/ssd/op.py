@@ -51,7 +51,8 @@ def ssd(
     _check(x, dt, log_decay, b, c)
     num_heads = x.shape[2]
     shape = state_shape(x, cu_seqlens, (num_heads, b.shape[-1], x.shape[-1]), initial_state)
-    refusal = _why_refused(x, b, cu_seqlens is not None and (keep_state or initial_state is not None))
+    packed = cu_seqlens is not None
+    refusal = _why_refused(x, b, packed, packed and (keep_state or initial_state is not None))
     if BACKENDS.choose(backend, x, {"triton": refusal} if refusal else None) != REFERENCE:
         from archsearch.kernels.ssd.gpu.custom_op import ssd_triton  # some platforms lack Triton
 
@@ -73,7 +74,7 @@ def ssd(
     return (y if cu_seqlens is None else unpad(y, cu_seqlens)), (final if keep_state else final[:0])
 
 
-def _why_refused(x: Tensor, b: Tensor, states_of_documents: bool) -> str | None:
+def _why_refused(x: Tensor, b: Tensor, packed: bool, states_of_documents: bool) -> str | None:
     if x.dtype not in (torch.bfloat16, torch.float16):
         return f"its kernels take bfloat16 or float16; got {str(x.dtype).removeprefix('torch.')}"
     if x.shape[1] <= LOOP_UP_TO or 0 in (*x.shape, *b.shape):
@@ -82,7 +83,11 @@ def _why_refused(x: Tensor, b: Tensor, states_of_documents: bool) -> str | None:
         return f"its kernels take head dims up to {WIDEST}; got {x.shape[3]}"
     if states_of_documents:
         return "its kernels take and give no states of packed documents (keep_state=False)"
-    return None
+    if not x.is_cuda or why_unavailable():
+        return None  # said elsewhere
+    from archsearch.kernels.ssd.gpu.verify import why_wrong
+
+    return why_wrong(x.shape[2], b.shape[2], x.shape[3], b.shape[3], x.dtype, packed)
 
 
 def _check(x: Tensor, dt: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> None:

@@ -1,0 +1,1 @@
+"""The vector GRU on GPUs, in plain Triton."""
