@@ -37,16 +37,24 @@ def record(blocks: list[Block], x: Tensor) -> list[Recorded]:
     """
     recorded = [Recorded(block) for block in blocks]
     autocast = torch.is_autocast_enabled("cuda")
-    with torch.no_grad():
-        _, update = recorded[0](x)
-    samples = tuple(
-        tuple(torch.randn_like(term, requires_grad=True) for term in ((x, update) if i else (x,)))
-        for i in range(len(blocks))
-    )
     cast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=autocast, cache_enabled=False)
     with cast, _no_garbage_collected():
+        terms = [(x,), *[_terms(recorded[0], x)] * (len(blocks) - 1)]
+        samples = tuple(tuple(torch.randn_like(term, requires_grad=True) for term in given) for given in terms)
         torch.cuda.make_graphed_callables(tuple(recorded), samples, num_warmup_iters=WARM_UP)
     return recorded
+
+
+def _terms(block: Recorded, x: Tensor) -> tuple[Tensor, ...]:
+    """Return hidden states like those behind a block, made beside the default stream, as warming up does.
+
+    What autograd remembers of the default stream would tie it to the stream that is recorded.
+    """
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        terms = tuple(term.detach() for term in block(x))
+    torch.cuda.synchronize()
+    return terms
 
 
 @contextlib.contextmanager

@@ -47,11 +47,11 @@ def losses(pattern: str) -> tuple[list[float], set[tuple[str, str]]]:
     optimizer = build_optimizer(model, OptimizerOptions(learning_rate=1e-3))
     batches = islice(data.train_dataloader(), STEPS)
     found = []
-    with torch.autocast("cuda", torch.bfloat16):
-        for i, batch in enumerate(batches):
-            for group in optimizer.param_groups:
-                group["lr"] = 1e-3 * min(1.0, (i + 1) / 20)
-            batch = batch | {name: batch[name].cuda() for name in ("tokens", "targets")}
+    for i, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * min(1.0, (i + 1) / 20)
+        batch = batch | {name: batch[name].cuda() for name in ("tokens", "targets")}
+        with torch.autocast("cuda", torch.bfloat16):  # anew for every step: it keeps the weights that it has cast
             found.append(train_step(model, optimizer, batch, 1.0))
     return [loss.item() for loss in found], set(calls)
 

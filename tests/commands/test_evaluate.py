@@ -22,7 +22,7 @@ from archsearch.evaluate import suites
 from archsearch.evaluate.intervals import mean_of_positions, wilson
 from archsearch.evaluate.rows import Passages
 from archsearch.evaluate.suites import Asked, cases
-from archsearch.evaluate.trained import read_trained
+from archsearch.evaluate.trained import Trained, read_trained
 from archsearch.model.language_model import HybridLM
 from archsearch.training.checkpoint import PREFIX, find_checkpoint, fresh_checkpoint, load_checkpoint, load_model
 from archsearch.training.metrics import LanguageMetrics
@@ -158,6 +158,8 @@ def test_the_tasks_are_what_their_names_say():
 def test_recall_is_measured_by_pairs_where_they_fit(capfd):
     found = figures(capfd, "pairs", "--tasks", "recall", "--rows", "4")
     assert {(row["length"], row["variant"]) for row in found} == {(12, "2_pairs"), (48, "2_pairs")}  # 8 need 16 keys
+    found = cases("recall", Trained(128, (("Recall", {}),)), Asked())
+    assert [(c.length, c.variant) for c in found] == [(64, "8_pairs"), (256, "8_pairs"), (256, "32_pairs")]
     found = figures(capfd, "pairs", "--tasks", "recall", "--rows", "4", "--pairs", "1,4", "--lengths", "12")
     assert {row["variant"] for row in found} == {"1_pairs", "4_pairs"}
 

@@ -38,7 +38,8 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 def test_attention_within_documents_and_its_gradients(window: int | None, kv_heads: int, dim: int) -> None:
     if reason := BACKENDS.missing()["varlen"]:
         pytest.skip(reason)
-    low = [normal(1, 1024, heads, dim + heads)[..., :dim].bfloat16() for heads in (4, kv_heads, kv_heads)]
+    counts = (4, kv_heads, kv_heads)
+    low = [normal(1, 1024, heads, dim + i)[..., :dim].bfloat16() for i, heads in enumerate(counts, start=1)]
     dy, before = normal(1, 1024, 4, dim).bfloat16(), calls["attention", "varlen"]
     leaves = [x.requires_grad_() for x in low]
     y = attention(*leaves, window=window, cu_seqlens=torch.tensor(BOUNDS))
@@ -48,6 +49,9 @@ def test_attention_within_documents_and_its_gradients(window: int | None, kv_hea
     expected = torch.cat(alone, dim=1)
     actual = [y, *torch.autograd.grad(y, leaves, dy)]
     wanted = [expected, *torch.autograd.grad(expected, exact, dy.double())]
+    if window == 1:  # a query that sees itself alone has no say: what is left of its gradient is rounding
+        assert max(x.abs().max().item() for x in actual[1:3]) < 1e-2
+        actual, wanted = actual[::3], wanted[::3]
     assert max(relative_error(a, b) for a, b in zip(actual, wanted, strict=True)) < 1e-2
 
 
