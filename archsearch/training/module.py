@@ -30,6 +30,7 @@ from archsearch.training.step import (
     training_losses,
 )
 from archsearch.training.strategy import shard
+from archsearch.training.warm_up import compile_kernels
 
 OPTIMIZER = OptimizerOptions()
 SCHEDULE = ScheduleOptions()
@@ -117,11 +118,15 @@ class LanguageModel(lightning.LightningModule):
         optimizer.param_groups[0]["weight_decay"] = options.weight_decay
 
     def on_fit_start(self) -> None:
-        """Raise ConfigError where CUDA graphs would replay what another step or device has written to."""
+        """Raise ConfigError where CUDA graphs would replay what others have written to; compile a GPU's kernels."""
         accumulated = self.trainer.accumulate_grad_batches
         if self.cuda_graphs and (self.trainer.world_size > 1 or accumulated > 1):
             got = f"{self.trainer.world_size} and trainer.accumulate_grad_batches={accumulated}"
             raise ConfigError(f"model.cuda_graphs: needs one device and one batch a step; got {got}")
+        if self.device.type == "cuda":
+            packed = getattr(getattr(self.trainer, "datamodule", None), "document_mask", False)
+            context = self.trainer.precision_plugin.forward_context
+            compile_kernels(self.architecture, self.device, context, packed)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if self.cuda_graphs and "cu_seqlens" not in batch:
