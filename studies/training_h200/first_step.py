@@ -1,4 +1,4 @@
-"""When `archsearch fit` reaches its first step: `STARTED=$(date +%s.%N) python studies/training_h200/first_step.py fit ...`.
+"""When `archsearch fit` reaches its first step: `STARTED=$(date +%s.%N) python .../first_step.py fit ...`.
 
 Takes the arguments of `archsearch` and says on standard error, in seconds since STARTED, what is done when.
 """
