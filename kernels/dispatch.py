@@ -81,6 +81,16 @@ def opaque(function: Function) -> Function:
 
 
 @constant
+def why_no_ampere() -> str | None:
+    """Return why Triton kernels for NVIDIA GPUs of compute capability 8.0 and newer cannot run here, or None."""
+    if reason := why_no_triton():
+        return reason
+    if torch.version.hip is not None or torch.cuda.get_device_capability() < (8, 0):
+        return "its kernels need an NVIDIA GPU of compute capability 8.0 or newer"
+    return None
+
+
+@constant
 def why_no_triton() -> str | None:
     """Return why Triton kernels cannot run on this machine, or None."""
     if importlib.util.find_spec("triton") is None:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from archsearch import registry
 from archsearch.architecture import Architecture
-from archsearch.kernels.dispatch import REFERENCE, calls
-from archsearch.kernels.m2rnn.gpu.plan import why_unavailable
+from archsearch.kernels.dispatch import REFERENCE, calls, why_no_ampere
 from archsearch.kernels.m2rnn.op import m2rnn
 from archsearch.throughput.layers import build, training_pass
 from archsearch.throughput.limits import limits_of_this_gpu, m2rnn_work
@@ -69,7 +68,7 @@ def measure_all(base: Architecture, report: Callable[[str], None]) -> dict[str, 
 
     Raises ValueError where the kernels cannot run here, WrongResultError where they are wrong.
     """
-    if reason := why_unavailable():
+    if reason := why_no_ampere():
         raise ValueError(f"cannot measure: {reason}")
     versions = {
         "gpu": torch.cuda.get_device_name(),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from archsearch.kernels.dispatch import REFERENCE, Backends, full_precision
+from archsearch.kernels.dispatch import REFERENCE, Backends, full_precision, why_no_ampere
 from archsearch.kernels.heads import expand_heads
-from archsearch.kernels.m2rnn.gpu.plan import why_refused, why_unavailable
+from archsearch.kernels.m2rnn.gpu.plan import why_refused
 from archsearch.kernels.m2rnn.reference import m2rnn_by_hand
 from archsearch.kernels.packing import pad, state_shape, unpad
 from archsearch.kernels.steps import check_clip
 
-BACKENDS = Backends("m2rnn", {"triton": why_unavailable})
+BACKENDS = Backends("m2rnn", {"triton": why_no_ampere})
 
 
 def m2rnn(

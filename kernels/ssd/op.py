@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from archsearch.kernels.dispatch import REFERENCE, Backends, constant, full_precision, why_no_triton
+from archsearch.kernels.dispatch import REFERENCE, Backends, full_precision, why_no_ampere
 from archsearch.kernels.heads import expand_heads
 from archsearch.kernels.packing import document_starts, pad, state_shape, unpad
 from archsearch.kernels.ssd.chunk import ssd_chunked
@@ -15,17 +15,7 @@ LOOP_UP_TO = 8  # steps; below, a loop is cheaper than a chunk
 WIDEST = 128  # head dims of the kernels
 
 
-@constant
-def why_unavailable() -> str | None:
-    """Return why the kernels cannot run on this machine, or None."""
-    if reason := why_no_triton():
-        return reason
-    if torch.version.hip is not None or torch.cuda.get_device_capability() < (8, 0):
-        return "its kernels need an NVIDIA GPU of compute capability 8.0 or newer"
-    return None
-
-
-BACKENDS = Backends("ssd", {"triton": why_unavailable})
+BACKENDS = Backends("ssd", {"triton": why_no_ampere})
 
 
 def ssd(
@@ -83,7 +73,7 @@ def _why_refused(x: Tensor, b: Tensor, packed: bool, states_of_documents: bool) 
         return f"its kernels take head dims up to {WIDEST}; got {x.shape[3]}"
     if states_of_documents:
         return "its kernels take and give no states of packed documents (keep_state=False)"
-    if not x.is_cuda or why_unavailable():
+    if not x.is_cuda or why_no_ampere():
         return None  # said elsewhere
     from archsearch.kernels.ssd.gpu.verify import why_wrong
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from archsearch.kernels.dispatch import calls
-from archsearch.kernels.ssd.op import ssd, why_unavailable
+from archsearch.kernels.dispatch import calls, why_no_ampere
+from archsearch.kernels.ssd.op import ssd
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:(?i).*deterministic"),  # of products and sums, asked for the NaNs alone
-    pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())),
+    pytest.mark.skipif(why_no_ampere() is not None, reason=str(why_no_ampere())),
 ]
-if why_unavailable() is None:
+if why_no_ampere() is None:
     from tests.kernels.ssd_cases import GPU, LIMITS, Case, errors, kernels
 
     CASES = GPU

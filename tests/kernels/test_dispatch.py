@@ -7,7 +7,6 @@ import torch
 
 from archsearch.kernels import dispatch
 from archsearch.kernels.dispatch import Backends, calls
-from archsearch.kernels.m2rnn.gpu.plan import why_unavailable
 
 ON_GPU = type("OnGpu", (), {"is_cuda": True})()  # stands for a tensor there: the choice reads nothing else
 
@@ -57,7 +56,7 @@ def test_the_choice_breaks_no_graph_of_torch_compile(monkeypatch: pytest.MonkeyP
         dynamo.graph_break()  # as the real one is to the torch.compile of some releases
 
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", find_spec)
-    reasons = {"m2rnn": why_unavailable, "triton": dispatch.why_no_triton}
+    reasons = {"ampere": dispatch.why_no_ampere, "triton": dispatch.why_no_triton}
     backends = Backends("op", reasons)
 
     def double(x: torch.Tensor) -> torch.Tensor:

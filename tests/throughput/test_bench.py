@@ -35,7 +35,7 @@ def test_an_error_within_the_limit_is_returned_and_one_beyond_it_raises(monkeypa
 
 @pytest.mark.usefixtures("on_a_cpu")
 def test_the_command_ends_with_one_line_and_writes_nothing(monkeypatch, capsys, tmp_path) -> None:
-    monkeypatch.setattr(bench_m2rnn, "why_unavailable", lambda: None)
+    monkeypatch.setattr(bench_m2rnn, "why_no_ampere", lambda: None)
     monkeypatch.setattr(bench_m2rnn, "version", lambda _: "3")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "card")
     monkeypatch.setattr(bench_m2rnn, "_first_call", lambda _: 1.0)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import copy
-
 import jsonargparse._common
 import pytest
 import torch
@@ -32,7 +30,9 @@ def _folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(TINY)
     # what may be imported is a setting of the whole process
-    monkeypatch.setattr(jsonargparse._common, "parsing_settings", copy.copy(jsonargparse._common.parsing_settings))
+    denied = dict.fromkeys(jsonargparse._common.default_import_path_denylist, False)
+    fresh = {"import_path_verdicts": denied, "import_paths_enforced": False}  # whatever ran before in this process
+    monkeypatch.setattr(jsonargparse._common, "parsing_settings", {**jsonargparse._common.parsing_settings, **fresh})
 
 
 def fit(*flags, steps=2):

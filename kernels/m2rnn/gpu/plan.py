@@ -8,20 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archsearch.kernels.dispatch import constant, why_no_triton
-
 WIDEST = 128  # K and V
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-@constant
-def why_unavailable() -> str | None:
-    """Return why the kernels cannot run on this machine, or None."""
-    if reason := why_no_triton():
-        return reason
-    if torch.version.hip is not None or torch.cuda.get_device_capability() < (8, 0):
-        return "its kernels need an NVIDIA GPU of compute capability 8.0 or newer"
-    return None
 
 
 def why_refused(q: Tensor, v: Tensor) -> str | None:
