@@ -18,6 +18,15 @@ def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_storage_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare `--storage`."""
+    parser.add_argument(
+        "--storage",
+        metavar="URL",
+        help="postgresql://USER:PASSWORD@HOST/DATABASE: keep the study there, for workers on many machines (SQLite)",
+    )
+
+
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
     """Declare `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from archsearch.commands.options import add_json_argument, add_plugin_argument
+from archsearch.commands.options import add_json_argument, add_plugin_argument, add_storage_argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--table", action="append", default=[], metavar="FILE", help="a cost table to predict from, of any machine"
     )
+    add_storage_argument(parser)
     parser.add_argument("--fresh", action="store_true", help="begin anew; the old folder is moved aside")
     parser.add_argument("--dry-run", action="store_true", help="sample, check and inspect candidates, train nothing")
     parser.add_argument("--join", action="store_true", help=argparse.SUPPRESS)
@@ -79,6 +80,7 @@ def _options(args: argparse.Namespace, space: Any) -> Any:
         timeout=_seconds(args.timeout, "--timeout"),
         stop_after=_seconds(args.stop_after, "--stop-after"),
         fresh=args.fresh,
+        storage=args.storage,
         join=args.join,
         plugins=tuple(args.plugin),
         tables=tuple(args.table),

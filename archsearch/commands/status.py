@@ -6,12 +6,13 @@ import argparse
 import json
 from pathlib import Path
 
-from archsearch.commands.options import add_json_argument, add_plugin_argument
+from archsearch.commands.options import add_json_argument, add_plugin_argument, add_storage_argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("study", type=Path, metavar="STUDY", help="the study's folder, such as studies/demo")
+    add_storage_argument(parser)
     add_plugin_argument(parser)
     add_json_argument(parser)
 
@@ -21,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     from archsearch.search.status import read_status
     from archsearch.search.summary import print_status
 
-    status = read_status(args.study)
+    status = read_status(args.study, args.storage)
     if args.json:
         print(json.dumps(status.to_dict(), indent=1))
     else:

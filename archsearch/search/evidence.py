@@ -17,6 +17,7 @@ from typing import Any
 from archsearch import __version__
 from archsearch.config import save_yaml
 from archsearch.files import write_atomic
+from archsearch.search.database import hide_password
 from archsearch.search.rows import Row
 from archsearch.search.selection import CONFIDENCE, Confirmed, Estimate, ranked, winner
 from archsearch.search.space import Space
@@ -35,7 +36,7 @@ def gather(
         "name": space.name,
         "ending": ending,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": shlex.join(["archsearch", *sys.argv[1:]]),
+        "command": shlex.join(["archsearch", *map(hide_password, sys.argv[1:])]),
         "seed": seed,
         "versions": {"archsearch": __version__, "python": platform.python_version(), **_versions()},
         "device": _device(rows),

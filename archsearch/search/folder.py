@@ -9,22 +9,41 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.config import ConfigError, load_yaml, save_yaml
-from archsearch.search.locks import Lock
+from archsearch.search.database import Database, parse_database
+from archsearch.search.locks import FileLock
 from archsearch.search.space import Space
 
+SQLITE, STORAGE = "study.db", "storage.yaml"
+"""A study's trials, or where else they are: a URL without its password."""
 
-def open_folder(output: Path, space: Space, *, fresh: bool) -> Path:
+
+def open_folder(output: Path, space: Space, *, fresh: bool, database: Database | None = None) -> Path:
     """Return the study's folder, holding the space as it was when the study began. Raises ConfigError."""
     folder = output / space.name
     try:
         if fresh and folder.exists():
             _move_aside(folder)
         (folder / "trials").mkdir(parents=True, exist_ok=True)
-        with Lock(folder / "study.lock"):
-            _begin(folder, space)
+        with FileLock(folder / "study.lock"):
+            _begin(folder, space, database)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror or error}") from None
     return folder
+
+
+def database_of(folder: Path, given: str | None) -> Database | None:
+    """Return the database that a study is kept in, or None where that is its folder's SQLite file.
+
+    `given` is the URL of the command line; a study that has begun elsewhere is not begun again. Raises ConfigError.
+    """
+    record, wanted = folder / STORAGE, parse_database(given) if given is not None else None
+    known = parse_database(load_yaml(record)["storage"], str(record)) if record.exists() else None
+    if wanted is None:
+        return known
+    where = str(known) if known else f"its own {SQLITE}" if (folder / SQLITE).exists() else None
+    if where and not (known and known.is_same(wanted)):
+        raise ConfigError(f"--storage: {folder} is kept in {where}, not in {wanted}; another name keeps both")
+    return wanted
 
 
 def read_evidence(folder: Path) -> dict[str, Any] | None:
@@ -44,7 +63,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _begin(folder: Path, space: Space) -> None:
+def _begin(folder: Path, space: Space, database: Database | None) -> None:
     saved = folder / "space.yaml"
     if not saved.exists():
         save_yaml(saved, space.written)
@@ -53,7 +72,9 @@ def _begin(folder: Path, space: Space) -> None:
             f"{folder}: the space has changed since this study began ({'; '.join(changed)}); "
             "--fresh begins anew and moves the old folder aside, another name keeps both"
         )
-    if (folder / "evidence.json").exists() and not (folder / "study.db").exists():
+    if database and not (folder / STORAGE).exists():
+        save_yaml(folder / STORAGE, {"storage": str(database)})
+    if database is None and (folder / "evidence.json").exists() and not (folder / SQLITE).exists():
         raise ConfigError(f"{folder}: a recorded study without its database cannot go on; --fresh begins anew")
 
 

@@ -8,14 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from archsearch.config import ConfigError
 from archsearch.search import cost, cost_tables, evidence, outlook
-from archsearch.search.folder import open_folder, read_evidence
-from archsearch.search.locks import Lock
+from archsearch.search.database import Database, one_line_errors, parse_database
+from archsearch.search.folder import database_of, open_folder, read_evidence
 from archsearch.search.process import die_with_parent
 from archsearch.search.selection import confirm
 from archsearch.search.space import Space
@@ -43,6 +44,7 @@ class Options:
     join: bool = False
     plugins: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
+    storage: str | None = field(default=None, repr=False)  # there may be a password in it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +64,10 @@ def run(space: Space, options: Options) -> Conclusion:
     if options.workers > 1:  # processes side by side that each take all cores slow each other down many times
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.workers)))
     began = time.monotonic()
-    folder = open_folder(options.output, space, fresh=options.fresh)
-    store = Store(folder, space, options.seed)
-    try:
-        if (found := read_evidence(folder)) and not _goes_on(found, options.trials):
+    database = _database(space, options)
+    folder = open_folder(options.output, space, fresh=options.fresh, database=database)
+    with one_line_errors(database), contextlib.closing(Store(folder, space, options.seed, database)) as store:
+        if found := _finished(store, options.trials):
             message = "finished before; --trials N goes on, --fresh begins anew"
             return Conclusion(folder=folder, evidence=found, message=message)
         limits = Limits(
@@ -76,36 +78,36 @@ def run(space: Space, options: Options) -> Conclusion:
         tables, news = cost_tables.prepare(space, options.file, folder, options.tables)
         view = StudyView(space, folder, options.trials, lambda rows: cost.time_left(space, rows, options.trials))
         study = Study(space, store, limits, view, options.plugins, tables)
-        with view, _workers(options, folder) as workers:
+        with view, _workers(options, folder, database) as workers:
             if not options.join:
                 _announce(study, view, options, news)
             return _search(study, view, options, workers)
-    finally:
-        store.close()
 
 
 def _search(study: Study, view: StudyView, options: Options, workers: Workers) -> Conclusion:
     store = study.store
     ending = study.run()
     while any(worker.poll() is None for worker in workers):
-        study.refresh()
+        study.patiently(study.refresh)
         time.sleep(0.5)
     if ending is None or options.join:
         return Conclusion(folder=store.folder, evidence=None, message=STOPPED)
-    if others := study.others_running():
+    if others := study.patiently(study.others_running):
         message = f"other workers still run trials {', '.join(map(str, others))}; the last one to end writes the result"
         return Conclusion(folder=store.folder, evidence=None, message=message)
-    lock = Lock(store.folder / "confirm.lock")
-    if not lock.take(wait=False):
+    lock = store.locks.confirm()
+    if not study.patiently(partial(lock.take, wait=False)):
         return Conclusion(folder=store.folder, evidence=None, message="another worker confirms the best now")
     try:
+        if found := study.patiently(partial(_finished, store, options.trials)):
+            return Conclusion(folder=store.folder, evidence=found, message=ending)
         return _conclude(study, view, ending, options.workers)
     finally:
         lock.release()
 
 
 def _conclude(study: Study, view: StudyView, ending: str, workers: int) -> Conclusion:
-    space, folder, rows = study.space, study.store.folder, study.store.rows()
+    space, folder, rows = study.space, study.store.folder, study.patiently(study.store.rows)
     confirmed = None
     if any(row.outcome == "completed" for row in rows):
         confirmed = confirm(
@@ -122,18 +124,44 @@ def _conclude(study: Study, view: StudyView, ending: str, workers: int) -> Concl
             return Conclusion(folder=folder, evidence=None, message=STOPPED)
     found = evidence.gather(space, rows, confirmed or [], ending=ending, seed=study.store.seed)
     evidence.write(space, folder, found, rows)
+    study.patiently(partial(study.store.share_evidence, found))
     return Conclusion(folder=folder, evidence=found, message=ending)
 
 
 def _announce(study: Study, view: StudyView, options: Options, news: Sequence[str]) -> None:
     rows = study.store.rows()
     ended = sum(row.outcome not in ("duplicate", "waiting", "running") for row in rows)
-    view.say(f"{study.store.folder}: {f'going on after {ended} candidates' if ended else 'a new study'}")
+    where = f" in {study.store.database}" if study.store.database else ""
+    view.say(f"{study.store.folder}: {f'going on after {ended} candidates' if ended else 'a new study'}{where}")
     view.say(cost.upper_bound(study.space, options.trials))
     for line in (*news, outlook.look(study.space, study.predictors()).warning):
         if line:
             view.say(line)
     study.refresh()
+
+
+def _database(space: Space, options: Options) -> Database | None:
+    """Return the database of a shared study, after a look whether it answers: only then it goes on record."""
+    if options.fresh and options.storage:
+        database: Database | None = parse_database(options.storage)
+    else:
+        database = database_of(options.output / space.name, options.storage)
+    if database and space.name in database.study_names() and options.fresh:
+        raise ConfigError(
+            f"--fresh: {database} holds the study {space.name}, and other machines may be at it; give the space "
+            f"another name, or remove the study (optuna delete-study --study-name {space.name} --storage URL)"
+        )
+    return database
+
+
+def _finished(store: Store, trials: int) -> dict[str, Any] | None:
+    """Return the evidence of a study that is not asked for more, written here where another machine gathered it."""
+    found = store.read_evidence()
+    if found is None or _goes_on(found, trials):
+        return None
+    if found != read_evidence(store.folder):
+        evidence.write(store.space, store.folder, found, store.rows())
+    return found
 
 
 def _goes_on(found: dict[str, Any], trials: int) -> bool:
@@ -153,17 +181,25 @@ def _check_machine(space: Space) -> None:
 
 
 @contextlib.contextmanager
-def _workers(options: Options, folder: Path) -> Iterator[Workers]:
+def _workers(options: Options, folder: Path, database: Database | None) -> Iterator[Workers]:
     """Run the further workers of this command; none outlives it."""
     workers: Workers = []
+    environment = dict(os.environ)
+    if database and database.password is not None:  # anybody on the machine can read a command line
+        environment["PGPASSWORD"] = database.password
     try:
         for number in range(1, 1 if options.join else options.workers):
             own = folder / "trials" / f"worker-{number}"
             own.mkdir(parents=True, exist_ok=True)
             with (own / "log.txt").open("ab") as log:
-                command = [sys.executable, "-m", "archsearch", *_arguments(options)]
+                command = [sys.executable, "-m", "archsearch", *_arguments(options, database)]
                 worker = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    env=environment,
                 )
             workers.append(worker)
         yield workers
@@ -174,12 +210,13 @@ def _workers(options: Options, folder: Path) -> Iterator[Workers]:
             worker.wait()
 
 
-def _arguments(options: Options) -> list[str]:
+def _arguments(options: Options, database: Database | None) -> list[str]:
     """Return the command line of a further worker."""
     arguments = ["search", options.file, "--output", str(options.output), "--join"]
     arguments += ["--trials", str(options.trials), "--seed", str(options.seed)]
     for name, value in (("--timeout", options.timeout), ("--stop-after", options.stop_after)):
         arguments += [name, f"{value:g}s"] if value is not None else []
+    arguments += ["--storage", str(database)] if database else []
     for flag, values in (("--plugin", options.plugins), ("--table", options.tables)):
         arguments += [word for value in values for word in (flag, value)]
     return arguments

@@ -1,7 +1,8 @@
-"""The state of a study, from its folder alone, while it runs or after."""
+"""The state of a study, from its folder and database, while it runs or after."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from archsearch.config import ConfigError
-from archsearch.search.folder import read_evidence
+from archsearch.config import ConfigError, Where
+from archsearch.search.database import one_line_errors
+from archsearch.search.folder import SQLITE, database_of, read_evidence
 from archsearch.search.process import Report, read_report
 from archsearch.search.rows import Row
-from archsearch.search.space import Space, load_space
-from archsearch.search.store import is_alive, read_rows, trial_folder
+from archsearch.search.space import Space, load_space, parse_space
+from archsearch.search.store import make_locks, read_study, trial_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +49,26 @@ class Status:
         }
 
 
-def read_status(folder: Path) -> Status:
-    """Read a study's folder. Raises ConfigError where it holds none."""
-    if not (folder / "study.db").exists() or not (folder / "space.yaml").exists():
-        raise ConfigError(f"{folder}: holds no study (study.db and space.yaml)")
-    space = load_space(folder / "space.yaml")
-    rows = read_rows(folder, space.name)
-    running = [row.number for row in rows if row.outcome == "running"]
-    alive = [number for number in running if is_alive(folder, number)]
+def read_status(folder: Path, storage: str | None = None) -> Status:
+    """Read a study's folder and what it is kept in; `storage` is the URL of a database that the folder need not know.
+
+    Raises ConfigError where there is no study.
+    """
+    database, saved = database_of(folder, storage), folder / "space.yaml"
+    if database is None and not ((folder / SQLITE).exists() and saved.exists()):
+        raise ConfigError(f"{folder}: holds no study ({SQLITE} and space.yaml)")
+    name = load_space(saved).name if saved.exists() else folder.name
+    with one_line_errors(database):
+        recorded = read_study(folder, name, database)
+    space = parse_space(recorded.space, Where(str(database))) if recorded.space else load_space(saved)
+    running = [row.number for row in recorded.rows if row.outcome == "running"]
+    with one_line_errors(database), contextlib.closing(make_locks(folder, name, database)) as locks:
+        alive = [number for number in running if locks.is_held(number)]
     return Status(
         folder=folder,
         space=space,
-        rows=rows,
+        rows=recorded.rows,
         alive={number: read_report(trial_folder(folder, number)) for number in alive},
         abandoned=[number for number in running if number not in alive],
-        evidence=read_evidence(folder),
+        evidence=recorded.evidence if database else read_evidence(folder),
     )

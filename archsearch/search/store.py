@@ -1,4 +1,4 @@
-"""The study's database: Optuna on SQLite, its trials taken by one worker at a time, its dead workers' trials adopted.
+"""The study's database: Optuna on SQLite or PostgreSQL, each trial one worker's, its dead workers' trials adopted.
 
 Optuna knows a worker's death by heartbeats only inside `optimize()`. Here a worker holds the lock of the trial that it
 runs: a RUNNING trial whose lock can be taken belonged to a killed worker, and whoever takes it runs it again under the
@@ -7,9 +7,11 @@ same number and with the same parameters.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,24 @@ import optuna
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from archsearch.config import ConfigError
 from archsearch.search.candidates import Candidate, build_given, given, given_decisions, replay_decisions, sample
 from archsearch.search.choices import Scalar
-from archsearch.search.locks import Lock, is_held
+from archsearch.search.database import Database, ServerGoneError
+from archsearch.search.folder import changes, read_evidence
+from archsearch.search.locks import FileLocks, Lock, Locks
+from archsearch.search.pattern_sampler import Features
 from archsearch.search.rows import Description, Result, Row, describe
-from archsearch.search.samplers import make_sampler
+from archsearch.search.samplers import SAMPLERS, Setting, seed_of_trial
 from archsearch.search.space import Space
 
 PATIENCE = 5
 """After this many repeats in a row the next trial is drawn at random instead."""
 
 LEGAL = "legal"
+
+SPACE, EVIDENCE = "space", "evidence"
+"""What a study that machines share has on record besides its trials."""
 
 
 class Hold:
@@ -42,28 +51,36 @@ class Hold:
 
     def release(self) -> None:
         """Let go; the folder goes too where nothing but the lock is in it."""
-        if [path.name for path in self.folder.iterdir()] == ["lock"]:
-            (self.folder / "lock").unlink()
+        if self.folder.is_dir() and {path.name for path in self.folder.iterdir()} <= {"lock"}:
+            (self.folder / "lock").unlink(missing_ok=True)
             self.folder.rmdir()
         self.lock.release()
 
 
 class Store:
-    """One study's trials."""
+    """One study's trials, in the folder's SQLite file or in a database that other machines share."""
 
-    def __init__(self, folder: Path, space: Space, seed: int) -> None:
-        self.folder, self.space, self.seed = folder, space, seed
+    def __init__(self, folder: Path, space: Space, seed: int, database: Database | None = None) -> None:
+        self.folder, self.space, self.seed, self.database = folder, space, seed, database
+        self._features = Features(space)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.lock = Lock(folder / "study.lock")
-        with self.lock:
-            self._storage = open_storage(folder)
-            self._study = optuna.create_study(
-                study_name=space.name,
-                storage=self._storage,
-                directions=[objective.direction for objective in space.objectives],
-                load_if_exists=True,
-            )
-            self._enqueue()
+        self.locks = make_locks(folder, space.name, database)
+        self.lock = self.locks.study()
+        with contextlib.ExitStack() as opened:
+            opened.callback(self.locks.close)
+            with self.lock:
+                self._storage = open_storage(folder, database)
+                opened.callback(close_storage, self._storage)
+                self._study = optuna.create_study(
+                    study_name=space.name,
+                    storage=self._storage,
+                    directions=[objective.direction for objective in space.objectives],
+                    load_if_exists=True,
+                )
+                if database:
+                    self._check_space(database)
+                self._enqueue()
+            self._opened = opened.pop_all()
 
     def rows(self) -> list[Row]:
         """Return every trial."""
@@ -78,20 +95,21 @@ class Store:
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if lock := self._try(trial.number):
                 if self._storage.get_trial(trial._trial_id).state == TrialState.RUNNING:
-                    self._study.sampler = self._sampler(trial.number)
+                    self._study.sampler = self._sampler(trial.number, lambda _: False)
                     return Hold(Trial(self._study, trial._trial_id), lock, self.folder_of(trial.number))
                 lock.release()
         return None
 
-    def ask(self) -> Hold:
-        """Begin a trial. Call with `lock` held."""
+    def ask(self, refuses: Callable[[Candidate], bool] = lambda _: False) -> Hold:
+        """Begin a trial with a candidate that no formula or table `refuses`. Call with `lock` held."""
         rows = self.rows()
         waiting = [row.number for row in rows if row.outcome == "waiting"]
         number = waiting[0] if waiting else len(rows)
-        self._study.sampler = self._sampler(number)
+        self._study.sampler = self._sampler(number, refuses)
         trial = self._study.ask()
         lock = self._try(trial.number)
-        assert lock is not None
+        if lock is None:  # our session ended under us, and whoever has the study's lock now was quicker
+            raise ServerGoneError(f"{self.database}: trial {trial.number} has gone to another worker")
         return Hold(trial, lock, self.folder_of(trial.number))
 
     def decide(self, hold: Hold) -> tuple[Candidate, Description]:
@@ -125,10 +143,30 @@ class Store:
         hold.trial.set_user_attr("result", asdict(result))
         self._finish(hold, original.result)
 
+    def is_ours(self, hold: Hold) -> bool:
+        """Return whether the trial is still this worker's to run and to tell.
+
+        A lock that went with the server's connections is taken again, unless someone else has the trial by now. Raises
+        `database.GONE` while the server is away.
+        """
+        return hold.lock.renew() and self._storage.get_trial(hold.trial._trial_id).state == TrialState.RUNNING
+
+    def read_evidence(self) -> dict[str, Any] | None:
+        """Return a finished study's evidence, whichever machine gathered it, or None."""
+        return self._study.user_attrs.get(EVIDENCE) if self.database else read_evidence(self.folder)
+
+    def share_evidence(self, evidence: Mapping[str, Any]) -> None:
+        """Let the other machines know."""
+        if self.database:
+            self._study.set_user_attr(EVIDENCE, evidence)
+
+    def forget_connection(self) -> None:
+        """Let the next call begin with a new transaction; a lost connection would refuse it."""
+        self._storage.remove_session()
+
     def close(self) -> None:
         """Close the database."""
-        self._storage.remove_session()
-        self._storage.engine.dispose()
+        self._opened.close()
 
     def _finish(self, hold: Hold, result: Result) -> None:
         """Tell Optuna; what was refused counts as pruned, since TPE learns from the constraints of pruned trials."""
@@ -140,6 +178,17 @@ class Store:
             self._study.tell(hold.trial, state=TrialState.PRUNED if refused else TrialState.FAIL)
         hold.release()
 
+    def _check_space(self, database: Database) -> None:
+        """See that every machine searches the space that the study began with. Raises ConfigError."""
+        written = json.loads(json.dumps(self.space.written))
+        if (saved := self._study.user_attrs.get(SPACE)) is None:
+            self._study.set_user_attr(SPACE, written)
+        elif changed := changes(saved, written):
+            raise ConfigError(
+                f"{database}: the space has changed since the study {self.space.name} began there "
+                f"({'; '.join(changed)}); another name keeps both"
+            )
+
     def _enqueue(self) -> None:
         known = {trial.user_attrs.get("given") for trial in self._study.get_trials(deepcopy=False)}
         for candidate in given(self.space):
@@ -147,44 +196,74 @@ class Store:
                 decisions = given_decisions(self.space, candidate)
                 self._study.enqueue_trial(decisions, user_attrs={"given": candidate.name})
 
-    def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
-        options = self.space.study
+    def _sampler(self, number: int, refuses: Callable[[Candidate], bool]) -> optuna.samplers.BaseSampler:
+        options, seed = self.space.study, seed_of_trial(self.seed, number)
         name = "random" if trailing_repeats(self.rows()) >= PATIENCE else options.sampler
-        return make_sampler(name, seed=self.seed, number=number, startup=options.startup)
+        return SAMPLERS[name](
+            Setting(space=self.space, seed=seed, startup=options.startup, refuses=refuses, features=self._features)
+        )
 
     def _try(self, number: int) -> Lock | None:
-        folder = self.folder_of(number)
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = Lock(folder / "lock")
+        lock = self.locks.trial(number)
         return lock if lock.take(wait=False) else None
 
 
-def open_storage(folder: Path) -> RDBStorage:
-    """Open, or create, a study folder's database."""
+def make_locks(folder: Path, name: str, database: Database | None) -> Locks:
+    """Return the locks of a study, which reach as far as its storage does."""
+    if database is None:
+        return FileLocks(folder)
+    from archsearch.search.advisory_locks import AdvisoryLocks
+
+    return AdvisoryLocks(database, name)
+
+
+def open_storage(folder: Path, database: Database | None = None) -> RDBStorage:
+    """Open, or create, the database of a study."""
+    if database:
+        return database.open()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return RDBStorage(f"sqlite:///{folder / 'study.db'}", engine_kwargs={"connect_args": {"timeout": 60}})
 
 
+def close_storage(storage: RDBStorage) -> None:
+    """Close its connections."""
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What a study's database holds; space and evidence only where machines share it."""
+
+    rows: list[Row]
+    space: Mapping[str, Any] | None
+    evidence: Mapping[str, Any] | None
+
+
 def read_rows(folder: Path, name: str) -> list[Row]:
     """Return every trial of the study in a folder, changing nothing."""
-    storage = open_storage(folder)
+    return read_study(folder, name).rows
+
+
+def read_study(folder: Path, name: str, database: Database | None = None) -> Recorded:
+    """Return what is on record of a study, changing nothing. Raises ConfigError where there is none."""
+    storage, study = open_storage(folder, database), None
     try:
-        study = optuna.load_study(study_name=name, storage=storage)
-        return [to_row(trial) for trial in study.get_trials(deepcopy=False)]
+        with contextlib.suppress(KeyError):
+            study = optuna.load_study(study_name=name, storage=storage)
+        if study is None:
+            raise ConfigError(f"{database or folder}: holds no study of the name {name}")
+        known = study.user_attrs
+        rows = [to_row(trial) for trial in study.get_trials(deepcopy=False)]
+        return Recorded(rows=rows, space=known.get(SPACE), evidence=known.get(EVIDENCE))
     finally:
-        storage.remove_session()
-        storage.engine.dispose()
+        close_storage(storage)
 
 
 def trial_folder(folder: Path, number: int) -> Path:
     """Return where a trial keeps its files."""
     return folder / "trials" / f"{number:04d}"
-
-
-def is_alive(folder: Path, number: int) -> bool:
-    """Return whether a worker is running the trial right now."""
-    return is_held(trial_folder(folder, number) / "lock")
 
 
 def trailing_repeats(rows: Sequence[Row]) -> int:

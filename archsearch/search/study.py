@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from archsearch.search.budget import Check, check_exact, to_plain
 from archsearch.search.candidates import Candidate, enumerate_candidates
+from archsearch.search.database import GONE, one_line
 from archsearch.search.judge import Table, predict
 from archsearch.search.process import Report, run_trial
 from archsearch.search.rows import Result, Row, failed_checks, objective_value, plain
 from archsearch.search.space import Space
-from archsearch.search.store import PATIENCE, Hold, Store, is_alive, trailing_repeats
+from archsearch.search.store import PATIENCE, Hold, Store, trailing_repeats
 from archsearch.throughput.predict import Predictor
 
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 """A candidate is trained in the precision that it is timed in; Lightning's names."""
 
+WAIT_SECONDS, RETRY_SECONDS = 600.0, 2.0
+"""For so long a server may be away, and so often it is tried."""
+
 MAX_REPEATS = 200
 ENUMERABLE = 4000
+
+
+T = TypeVar("T")
+
+
+class TrialTakenError(Exception):
+    """Another worker has adopted the trial that this one runs: the server has let go of its lock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +75,18 @@ class Study:
     def run(self) -> str | None:
         """Run trials until there is nothing left to ask; returns why, or None where `stop_at` came first."""
         while not self.limits.stopped():
-            with self.store.lock:
-                taken = self._take()
+            taken = self.patiently(self._take)
             if isinstance(taken, str):
                 return taken
             hold, checks = taken
             try:
-                self.store.tell(hold, self._run_trial(hold, checks))
+                result = self._run_trial(hold, checks)
+                self.patiently(partial(self._tell, hold, result))
+            except TrialTakenError:
+                self.view.say(f"trial {hold.number}: another worker has it by now; what this one found is dropped")
             finally:
                 hold.lock.release()
-            self.refresh()
+            self.patiently(self.refresh)
         return None
 
     def refresh(self) -> None:
@@ -85,17 +100,52 @@ class Study:
     def others_running(self) -> list[int]:
         """Return the trials that other workers are running."""
         rows = self.store.rows()
-        return [row.number for row in rows if row.outcome == "running" and is_alive(self.store.folder, row.number)]
+        return [row.number for row in rows if row.outcome == "running" and self.store.locks.is_held(row.number)]
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        """Call, and again while the server that machines share is away: a restart must not cost a trial."""
+        until = None
+        while True:
+            try:
+                return call()
+            except GONE as error:
+                if self.store.database is None:
+                    raise
+                self.store.forget_connection()
+                if until is None:
+                    until = time.monotonic() + WAIT_SECONDS
+                    self.view.say(f"waiting for the server: {one_line(error)}")
+                if time.monotonic() > until or self.limits.stopped():
+                    raise
+                time.sleep(RETRY_SECONDS)
 
     def _take(self) -> tuple[Hold, list[Check]] | str:
-        """Return a trial that must be run and its exact checks, or why there is none. Called with the store's lock."""
+        """Return a trial that must be run and its exact checks, or why there is none."""
+        with self.store.lock:
+            return self._take_locked()
+
+    def _tell(self, hold: Hold, result: Result) -> None:
+        """Put a result on record, under the lock under which others would adopt the trial."""
+        with self.store.lock:
+            if not self.store.is_ours(hold):
+                raise TrialTakenError
+            self.store.tell(hold, result)
+
+    def _watch(self, hold: Hold, report: Report) -> None:
+        """Show a running trial, and end it where another worker has it; while the server is away, nobody can."""
+        with contextlib.suppress(*GONE):
+            if not self.store.is_ours(hold):
+                raise TrialTakenError
+            self.view.update(self.store.rows(), {hold.number: report})
+
+    def _take_locked(self) -> tuple[Hold, list[Check]] | str:
         while True:
             hold = self.store.adopt()
             if hold is None:
                 rows = self.store.rows()
                 if ending := self._ending(rows):
                     return ending
-                hold = self.store.ask()
+                hold = self.store.ask(self._refuses)
             try:
                 candidate, _ = self.store.decide(hold)
                 checks = self._settle(hold, candidate)
@@ -105,6 +155,15 @@ class Study:
             if checks is not None:
                 return hold, checks
             self.refresh()
+
+    def _refuses(self, candidate: Candidate) -> bool:
+        """Say whether a candidate would end without training, as `_settle` ends it."""
+        if candidate.illegal or candidate.architecture is None:
+            return True
+        if failed_checks(check_exact(self.space.budget, candidate.architecture)):
+            return True
+        found = predict(self.space.budget, candidate.architecture, self.predictors())
+        return bool(failed_checks(list(found.checks.values())))
 
     def _settle(self, hold: Hold, candidate: Candidate) -> list[Check] | None:
         """End the trial where that takes no training (a repeat, illegal, over an exact limit), or return its checks."""
@@ -128,14 +187,15 @@ class Study:
         return checks
 
     def _run_trial(self, hold: Hold, checks: Sequence[Check]) -> Result:
-        description = next(row.description for row in self.store.rows() if row.number == hold.number)
+        rows = self.patiently(self.store.rows)
+        description = next(row.description for row in rows if row.number == hold.number)
         assert description is not None
         config = trial_config(self.space, description.architecture, self.store.seed, self.plugins, tables=self.tables)
         report = run_trial(
             hold.folder,
             config,
             timeout=self.space.study.timeout_per_trial,
-            watch=Throttled(lambda report: self.view.update(self.store.rows(), {hold.number: report})),
+            watch=Throttled(partial(self._watch, hold)),
         )
         return result_of(self.space, report, checks)
 

@@ -2,12 +2,14 @@
 
 import copy
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
 from archsearch.config import Where, save_yaml
 from archsearch.search.space import parse_space
+from tests.search import server
 
 FAKE_TRIAL = Path(__file__).with_name("fake_trial.py")
 
@@ -128,3 +130,19 @@ def fake_trial(monkeypatch):
 
     use()
     return use
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A PostgreSQL server that a test may stop, and must start again."""
+    if reason := server.missing():
+        pytest.skip(reason)
+    running = server.Server()
+    yield running
+    running.remove()
+
+
+@pytest.fixture
+def database_url(postgres):
+    """The URL of an empty database, with its password."""
+    return postgres.make_database(f"db_{uuid.uuid4().hex}")

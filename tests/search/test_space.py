@@ -136,7 +136,10 @@ def test_a_letter_that_is_not_written_has_its_defaults(parse):
             {"budget.peak_memory": {"at_most": "9GB"}},
             "budget.peak_memory.at_most: must be a number, or a number with one",
         ),
-        ({"study.sampler": "tpee"}, "study.sampler: unknown sampler 'tpee' (did you mean 'tpe'?); known: tpe, random"),
+        (
+            {"study.sampler": "tpee"},
+            "study.sampler: unknown sampler 'tpee' (did you mean 'tpe'?); known: pattern, tpe, gp, nsga2, random",
+        ),
         ({"study.pruner": "median"}, "study.pruner: must be none, the only pruner there is; got 'median'"),
         ({"study.confirm.tpo": 3}, "study.confirm.tpo: unknown key (did you mean 'top'?)"),
         ({"study.trials": 0}, "study.trials: must be at least 1; got 0"),
