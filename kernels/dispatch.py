@@ -83,8 +83,14 @@ def opaque(function: Function) -> Function:
 @constant
 def why_no_ampere() -> str | None:
     """Return why Triton kernels for NVIDIA GPUs of compute capability 8.0 and newer cannot run here, or None."""
-    if reason := why_no_triton():
-        return reason
+    return why_no_triton() or why_old_gpu()
+
+
+@constant
+def why_old_gpu() -> str | None:
+    """Return why kernels for NVIDIA GPUs of compute capability 8.0 and newer cannot run here, or None."""
+    if not torch.cuda.is_available():
+        return "no CUDA GPU"
     if torch.version.hip is not None or torch.cuda.get_device_capability() < (8, 0):
         return "its kernels need an NVIDIA GPU of compute capability 8.0 or newer"
     return None

@@ -41,8 +41,8 @@ class PatternSampler(BaseSampler):
     """Propose the new and allowed candidate with the largest expected improvement.
 
     `refuses` says whether a candidate would be refused without training. The first `startup` trials fill the space
-    evenly. Several objectives are weighed anew for each proposal, the first at least by half. `features` may be shared
-    by the samplers of a study, so that its trials are read once.
+    evenly. Several objectives are weighed anew for each proposal, the first at least by half. `features` are shared by
+    the samplers of a study, so that its trials are read once.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class PatternSampler(BaseSampler):
         seed: int,
         startup: int,
         refuses: Callable[[Candidate], bool],
-        features: Features | None = None,
+        features: Features,
     ) -> None:
         self._space, self._startup, self._refuses, self._seed = space, startup, refuses, seed
         self._random = random.Random(seed)
-        self._features = features or Features(space)
+        self._features = features
         self._decided: Decisions = {}
         self._otherwise = RandomSampler(seed=seed)
 
@@ -91,7 +91,8 @@ class PatternSampler(BaseSampler):
         if not pool:
             return {}
         candidates = [candidate for _, candidate in pool]
-        scores = self._scores(study, trials, candidates)
+        built = [trial for trial in trials if trial.user_attrs["candidate"]["architecture"]]  # not so an illegal place
+        scores = self._scores(study, built, candidates)
         for i in np.argsort(-scores, kind="stable"):
             if not self._refuses(candidates[i]):
                 decided: Decisions = pool[i][0]
@@ -122,7 +123,7 @@ class PatternSampler(BaseSampler):
         new = self._features.of(candidates)
         done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
         known = [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.RUNNING)]
-        if len(done) < max(LEAST, self._startup - len(trials) + len(done)):
+        if len(done) < LEAST or len(trials) < self._startup:
             return self._emptiness(known, new)
         weights = self._weights(len(study.directions))
         values = np.zeros(len(done))

@@ -70,7 +70,7 @@ class LanguageModel(lightning.LightningModule):
             compile: Let torch.compile translate the blocks: true for its inductor backend, or a backend's name.
             cuda_graphs: Record the blocks as CUDA graphs, once for each shape of batch, and replay them: launching a
                 step costs the CPU next to nothing, which is what small models wait for. One GPU, a batch a step;
-                packed documents run as they do without.
+                packed documents run as they do without. Each shape keeps memory for about one more forward pass.
         """
         super().__init__()
         self.architecture = describe(architecture, pattern, vocab_size, resize=vocabulary == "data")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archsearch.kernels.dispatch import constant
+from archsearch.kernels.dispatch import constant, why_old_gpu
 from archsearch.kernels.packing import Documents
 
 WIDEST = 256  # of the kernels' heads
@@ -32,10 +32,8 @@ def attend_within(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window:
 @constant
 def why_unavailable() -> str | None:
     """Return why the kernels cannot run on this machine, or None."""
-    if not torch.cuda.is_available():
-        return "no CUDA GPU"
-    if torch.version.hip is not None or torch.cuda.get_device_capability() < (8, 0):
-        return "its kernels need an NVIDIA GPU of compute capability 8.0 or newer"
+    if reason := why_old_gpu():
+        return reason
     if "window_size" not in _arguments():
         return f"torch 2.11 or newer has it; got {torch.__version__}"
     return None

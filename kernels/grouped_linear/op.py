@@ -6,15 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from archsearch.kernels.dispatch import REFERENCE, Backends, constant, opaque
+from archsearch.kernels.dispatch import REFERENCE, Backends, constant, opaque, why_old_gpu
 
 
 @constant
 def _why_unavailable() -> str | None:
-    if not torch.cuda.is_available():
-        return "no CUDA GPU"
-    if torch.cuda.get_device_capability() < (8, 0):
-        return "grouped matrix products need compute capability 8.0 or newer"
+    if reason := why_old_gpu():
+        return reason
     return None if hasattr(functional, "grouped_mm") else "this PyTorch has no grouped matrix product"
 
 

@@ -84,6 +84,19 @@ def test_nothing_is_proposed_twice_nor_what_would_be_refused(parse):
     assert sorted(x.key for x in candidates) == sorted(x.key for x in allowed)
 
 
+def test_a_place_that_had_no_room_is_no_obstacle(parse):
+    space = parse({"objectives": [{"task": "s3", "metric": "loss", "direction": "minimize"}]})
+    study = optuna.create_study()
+    study.enqueue_trial({"count": 3, "placement": "before_attention"})
+    trial = study.ask()
+    candidate = sample(space, _TrialSuggest(trial))
+    assert candidate.architecture is None
+    trial.set_user_attr("candidate", asdict(describe(space, candidate)))  # as a worker that is killed now leaves it
+    setting = Setting(space=space, seed=0, startup=4, refuses=no, features=Features(space))
+    study.sampler = SAMPLERS["pattern"](setting)
+    assert sample(space, _TrialSuggest(study.ask())).illegal is None
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_it_finds_a_place_in_fewer_trials_than_chance_would_take(parse, seed):
     space = parse({**ROOMY, "objectives": [{"task": "s3", "metric": "loss", "direction": "minimize"}]})
