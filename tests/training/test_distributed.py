@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,17 +28,22 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[2]
 SECONDS = 110  # that all runs of two ranks may take
+CRASHES = 1  # gloo's heap has been seen to break, about once in fifty runs; a Python error is never tried again
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}  # sums in another order, four steps of AdamW on
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    train(folder / "one killed", devices=1, kill_at=HALF)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    code, _, errors = run_ranks("tests.training.two_ranks", str(folder), MASTER_PORT=port)
+    for _ in range(CRASHES + 1):
+        train(folder / "one killed", devices=1, kill_at=HALF)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        code, _, errors = run_ranks("tests.training.two_ranks", str(folder), MASTER_PORT=port)
+        if code >= 0:
+            break
+        shutil.rmtree(folder)
     assert code == 0, errors
     return folder
 

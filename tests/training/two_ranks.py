@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,13 @@ def main(folder: Path) -> int:
     torch.set_num_threads(1)
     other = os.fork()  # not a second process from scratch: imports take longer than all the runs
     os.environ.update(LOCAL_RANK="0" if other else "1", NODE_RANK="0", MASTER_ADDR="127.0.0.1")
-    results = {name: train(folder / name, devices=2, **arguments) for name, arguments in runs(folder).items()}
+    try:
+        results = {name: train(folder / name, devices=2, **arguments) for name, arguments in runs(folder).items()}
+    except RuntimeError:
+        time.sleep(1)  # a rank that crashes closes its connections first
+        if other and os.WIFSIGNALED(status := os.waitpid(other, os.WNOHANG)[1]):
+            os.kill(os.getpid(), os.WTERMSIG(status))  # whoever started us shall see how it really ended
+        raise
     torch.save(results, folder / f"rank{torch.distributed.get_rank()}.pt")
     return os.waitpid(other, 0)[1] if other else 0
 
