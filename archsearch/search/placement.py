@@ -6,6 +6,7 @@ recurrent state and a cache that grows with the length, so that a mixer of anoth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from archsearch.architecture import Architecture, Layer
@@ -28,6 +29,14 @@ class Slots:
     @property
     def total(self) -> int:
         return len(self.layers)
+
+    def among(self, left: Sequence[int]) -> Slots:
+        """Return some of the slots, numbered anew from 0 in the order of the pattern."""
+        return Slots(
+            layers=tuple(self.layers[slot] for slot in left),
+            before_attention=tuple(i for i, slot in enumerate(left) if slot in self.before_attention),
+            after_attention=tuple(i for i, slot in enumerate(left) if slot in self.after_attention),
+        )
 
 
 def find_slots(base: Architecture, replace: str) -> Slots:

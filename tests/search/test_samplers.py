@@ -10,7 +10,8 @@ import numpy as np
 import optuna
 import pytest
 
-from archsearch.search.candidates import build, enumerate_candidates, sample
+from archsearch.search.candidates import Filling, build, sample
+from archsearch.search.enumeration import enumerate_candidates
 from archsearch.search.pattern_sampler import Features, Follow, expected_improvement, neighbour
 from archsearch.search.rows import describe
 from archsearch.search.samplers import SAMPLERS, Setting, seed_of_trial
@@ -27,6 +28,22 @@ ROOMY = {
 
 def no(_):
     return False
+
+
+def filled(space, pattern=None, backbone=None, **slots):
+    """Return the candidate with these slots of each letter filled, its shapes as written."""
+    fillings = [
+        Filling(
+            letter=x.letter,
+            count=len(own),
+            placement="free",
+            slots=tuple(own),
+            options=x.published if own else None,
+        )
+        for x in space.replacements
+        for own in [slots.get(x.letter, ())]
+    ]
+    return build(space, fillings, pattern=pattern, backbone=backbone)
 
 
 def run(space, name, trials, score, seed=0, refuses=no, features=None):
@@ -56,7 +73,7 @@ def test_every_sampler_draws_legal_decisions_for_two_objectives(parse, name):
 def test_patterns_are_nearer_the_fewer_places_a_layer_moves(parse):
     space = parse(ROOMY)
     features = Features(space)
-    groups = features.of([build(space, "free", slots, space.published) for slots in [(4,), (5,), (6,), (11,), (4, 5)]])
+    groups = features.of([filled(space, M=slots) for slots in [(4,), (5,), (6,), (11,), (4, 5)]])
     places = groups[1]
     apart = [float(np.square(places[0] - other).sum()) for other in places]
     assert apart[0] == 0 < apart[1] < apart[2] < apart[3]
@@ -102,7 +119,7 @@ def test_it_finds_a_place_in_fewer_trials_than_chance_would_take(parse, seed):
     space = parse({**ROOMY, "objectives": [{"task": "s3", "metric": "loss", "direction": "minimize"}]})
 
     def score(candidate):
-        shape = 0 if candidate.options is None else abs(candidate.options.key_head_dim - 8) / 8
+        shape = sum(abs(options.key_head_dim - 8) / 8 for options in candidate.options.values())
         return abs(candidate.count - 2) + sum(abs(slot - 7) for slot in candidate.slots) / 12 + shape
 
     _, candidates = run(space, "pattern", 25, score, seed)
@@ -118,7 +135,7 @@ def test_a_neighbour_is_a_step_away(parse):
         found = sample(space, Follow(neighbour(params, space, drawing), drawing))
         moved = len(set(found.slots) ^ {3, 8})
         assert moved <= 2
-        changes.add((moved, found.options.key_head_dim))
+        changes.add((moved, found.options["M"].key_head_dim))
     assert {(0, 4), (0, 16), (1, 8), (2, 8)} <= changes
 
 
