@@ -62,7 +62,7 @@ def random_patterns(
         total = space.patterns[pattern].total
         count = drawn.randint(0, min(most, total))
         slots = _shared_out(space, drawn, sorted(drawn.sample(range(total), count)))
-        options = {x.letter: drawn.choice(legal[letter, backbone]) for letter in slots}
+        options = {letter: drawn.choice(legal[letter, backbone]) for letter in slots}
         if len(found) < round(new_shapes * number) and attempt < 50 * number:
             if not options:
                 continue
