@@ -1,7 +1,8 @@
 """From decisions to a candidate: on which base, how many slots each letter fills, which ones, and with what shape.
 
-Letters fill slots in the order in which `with` names them: the slots of the next are those that are left, so that
-places of different letters never overlap.
+Letters fill slots in the order in which `with` names them: the slots of the next are those that are left, numbered
+anew, so that places of different letters never overlap. An attention layer that an earlier letter inserts is one for a
+later letter's `before_attention`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from archsearch.architecture import Architecture, BoundMixer
 from archsearch.pattern import parse
 from archsearch.registry import MixerOptions
 from archsearch.search.choices import Match, Range, Scalar, solve
-from archsearch.search.placement import PlacementError, Slots, nth_subset, place
+from archsearch.search.placement import PlacementError, Slots, find_slots, nth_subset, place
 from archsearch.search.replacement import Replacement
 from archsearch.search.space import Space
 
@@ -92,7 +93,7 @@ def sample(space: Space, suggest: Suggest) -> Candidate:
     backbone = space.replace
     if sum(counts) < slots.total:
         backbone = _choose(suggest, "backbone", space.backbones)
-    fillings, impossible = _places(space, pattern, counts, suggest)
+    fillings, impossible = _places(space, pattern, backbone, counts, suggest)
     if impossible:
         return _nowhere(space, pattern, backbone, fillings, impossible)
     shaped, illegal = [], None
@@ -118,15 +119,14 @@ def build(
     By default the base's own pattern and backbone. The base itself cannot be forbidden.
     """
     pattern, backbone = pattern or space.pattern, backbone or space.replace
-    layers, mixers = list(parse(pattern).replace(space.replace, backbone)), dict(space.base.mixers)
+    mixers = dict(space.base.mixers)
     for filling, replacement in zip(fillings, space.replacements, strict=True):
-        for slot in filling.slots:
-            layers[space.patterns[pattern].layers[slot]] = filling.letter
         if filling.options is not None:
             mixers[filling.letter] = BoundMixer(type=mixers[filling.letter].type, options=filling.options)
             reason = refusal(space, filling.options)
             illegal = illegal or (f"{_about(replacement)}{reason}" if reason else None)
-    architecture = dataclasses.replace(space.base, pattern="".join(layers), mixers=mixers)
+    layers = _filled(space, pattern, backbone, fillings)
+    architecture = dataclasses.replace(space.base, pattern=layers, mixers=mixers)
     key = architecture.id
     forbidden = None
     if illegal is None and space.forbidden and key != space.base.id:
@@ -253,29 +253,50 @@ def _choose(suggest: Suggest, name: str, values: Sequence[Any]) -> Any:
     return suggest.choice(name, values) if len(values) > 1 else values[0]
 
 
-def _places(space: Space, pattern: str, counts: Sequence[int], suggest: Suggest) -> tuple[list[Filling], str | None]:
+def _places(
+    space: Space, pattern: str, backbone: str, counts: Sequence[int], suggest: Suggest
+) -> tuple[list[Filling], str | None]:
     """Return where each letter goes, up to one that has no room, and then why."""
-    slots, left = space.patterns[pattern], list(range(space.patterns[pattern].total))
-    if sum(counts) > slots.total:
+    total = space.patterns[pattern].total
+    if sum(counts) > total:
         fillings = [
             Filling(letter=x.letter, count=n, placement="none") for x, n in zip(space.replacements, counts, strict=True)
         ]
         wanted = " and ".join(f"{x.count} {x.letter}" for x in fillings if x.count)
-        return fillings, f"{wanted} need {sum(counts)} slots; {pattern} has {slots.total}"
+        return fillings, f"{wanted} need {sum(counts)} slots; {pattern} has {total}"
     fillings = []
     for x, count in zip(space.replacements, counts, strict=True):
+        slots, numbers = _left(space, pattern, backbone, fillings)
         rule = "none" if count == 0 else "all"
-        if 0 < count < len(left):
+        if 0 < count < slots.total:
             rule = suggest.choice(f"{x.prefix}placement", x.placements)
         try:
-            taken = tuple(left[i] for i in _taken(rule, count, slots.among(left), x.prefix, suggest))
+            taken = _taken(rule, count, slots, x.prefix, suggest)
         except PlacementError as error:
             fillings.append(Filling(letter=x.letter, count=count, placement=rule))
             on = f" on {pattern}" if len(space.patterns) > 1 else ""
             return fillings, f"{_about(x)}{error}{on}"
-        fillings.append(Filling(letter=x.letter, count=count, placement=rule, slots=taken))
-        left = [slot for slot in left if slot not in taken]
+        own = tuple(numbers[i] for i in taken)
+        fillings.append(Filling(letter=x.letter, count=count, placement=rule, slots=own))
     return fillings, None
+
+
+def _left(space: Space, pattern: str, backbone: str, fillings: Sequence[Filling]) -> tuple[Slots, Sequence[int]]:
+    """Return the slots that fillings leave, and which of the base pattern's they are."""
+    slots = space.patterns[pattern]
+    if not any(x.slots for x in fillings):
+        return slots, range(slots.total)
+    left = find_slots(dataclasses.replace(space.base, pattern=_filled(space, pattern, backbone, fillings)), backbone)
+    return left, [slots.layers.index(layer) for layer in left.layers]
+
+
+def _filled(space: Space, pattern: str, backbone: str, fillings: Sequence[Filling]) -> str:
+    """Return the expanded pattern with the slots filled and the backbone's letter in the others."""
+    layers = list(parse(pattern).replace(space.replace, backbone))
+    for x in fillings:
+        for slot in x.slots:
+            layers[space.patterns[pattern].layers[slot]] = x.letter
+    return "".join(layers)
 
 
 def _taken(rule: str, count: int, slots: Slots, prefix: str, suggest: Suggest) -> tuple[int, ...]:
@@ -309,18 +330,17 @@ def _facts(space: Space, pattern: str, backbone: str, fillings: Sequence[Filling
 
     Its placements are all those that fill these slots, `free` only where no other does.
     """
-    slots, left = space.patterns[pattern], list(range(space.patterns[pattern].total))
     facts: dict[str, Sequence[Scalar]] = {"pattern": [pattern]}
-    if sum(x.count for x in fillings) < slots.total:
+    if sum(x.count for x in fillings) < space.patterns[pattern].total:
         facts["backbone"] = [backbone]
-    for x, filling in zip(space.replacements, fillings, strict=True):
+    for i, (x, filling) in enumerate(zip(space.replacements, fillings, strict=True)):
+        slots, numbers = _left(space, pattern, backbone, fillings[:i])
         facts[f"{x.prefix}count"] = [filling.count]
-        if 0 < filling.count < len(left):
-            taken = tuple(left.index(slot) for slot in filling.slots)
-            facts[f"{x.prefix}placement"] = _rules(x, taken, slots.among(left)) or ["free"]
+        if 0 < filling.count < slots.total:
+            taken = tuple(numbers.index(slot) for slot in filling.slots)
+            facts[f"{x.prefix}placement"] = _rules(x, taken, slots) or ["free"]
         if filling.options is not None:
             facts.update({f"{x.letter}.{name}": [getattr(filling.options, name)] for name in x.choices})
-        left = [slot for slot in left if slot not in filling.slots]
     return facts
 
 

@@ -6,10 +6,10 @@ recurrent state and a cache that grows with the length, so that a mixer of anoth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from archsearch.architecture import Architecture, Layer
+from archsearch.architecture import Architecture
+from archsearch.registry import MixerOptions
 
 PLACEMENTS = ("first", "last", "before_attention", "after_attention", "spread", "free")
 
@@ -30,19 +30,11 @@ class Slots:
     def total(self) -> int:
         return len(self.layers)
 
-    def among(self, left: Sequence[int]) -> Slots:
-        """Return some of the slots, numbered anew from 0 in the order of the pattern."""
-        return Slots(
-            layers=tuple(self.layers[slot] for slot in left),
-            before_attention=tuple(i for i, slot in enumerate(left) if slot in self.before_attention),
-            after_attention=tuple(i for i, slot in enumerate(left) if slot in self.after_attention),
-        )
-
 
 def find_slots(base: Architecture, replace: str) -> Slots:
     """Return the slots of an architecture's pattern."""
     layers = tuple(i for i, letter in enumerate(base.pattern) if letter == replace)
-    attention = {layer.index for layer in base.layers if _is_attention(layer, base.hidden_size)}
+    attention = {layer.index for layer in base.layers if is_attention(layer.options, base.hidden_size)}
     return Slots(
         layers=layers,
         before_attention=tuple(slot for slot, layer in enumerate(layers) if layer + 1 in attention),
@@ -73,7 +65,7 @@ def nth_subset(picks: list[int], total: int) -> tuple[int, ...]:
     return tuple(sorted(left.pop(pick) for pick in picks))
 
 
-def _is_attention(layer: Layer, hidden_size: int) -> bool:
-    options = layer.options
+def is_attention(options: MixerOptions, hidden_size: int) -> bool:
+    """Return whether a mixer keeps no recurrent state, and more the longer a sequence is."""
     grows = options.cache_size(hidden_size, 1) > options.cache_size(hidden_size, 0)  # a window stops growing later
     return grows and options.state_size(hidden_size) == 0

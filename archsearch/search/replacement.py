@@ -11,7 +11,7 @@ from archsearch.config import Where, fill
 from archsearch.registry import MixerOptions
 from archsearch.search.choices import Choice, Choices, Range, parse_choices
 from archsearch.search.keys import check_keys, check_name
-from archsearch.search.placement import PLACEMENTS, Slots
+from archsearch.search.placement import PLACEMENTS, Slots, is_attention
 
 DEFAULT_PLACEMENTS = ["first", "spread", "last"]
 RESERVED = ("count", "placement")
@@ -67,11 +67,11 @@ def parse_replacements(
             letter=letter,
             prefix=f"{letter}." if len(letters) > 1 else "",
             count=_count(*counts[letter], replace, patterns),
-            placements=_placements(*placements[letter], patterns),
+            placements=_placements(*placements[letter], patterns, _holds_attention(base, letters[:i])),
             choices=parse_choices(mixers.get(letter, {}), type(base.mixers[letter].options), where / "mixers" / letter),
             published=base.mixers[letter].options,
         )
-        for letter in letters
+        for i, letter in enumerate(letters)
     )
     _check_together(found, patterns, where)
     return found
@@ -98,7 +98,13 @@ def _count(values: object, where: Where, replace: str, patterns: Mapping[str, Sl
     return count
 
 
-def _placements(values: object, where: Where, patterns: Mapping[str, Slots]) -> tuple[str, ...]:
+def _holds_attention(base: Architecture, letters: Sequence[str]) -> bool:
+    return any(is_attention(base.mixers[letter].options, base.hidden_size) for letter in letters)
+
+
+def _placements(
+    values: object, where: Where, patterns: Mapping[str, Slots], after_inserted_attention: bool
+) -> tuple[str, ...]:
     if not isinstance(values, list) or not values:
         raise where.error(f"must be a list of {', '.join(PLACEMENTS)}; got {values!r}")
     for i, name in enumerate(values):
@@ -106,7 +112,8 @@ def _placements(values: object, where: Where, patterns: Mapping[str, Slots]) -> 
         check_name(name, PLACEMENTS, "placement", place)
         if name in values[:i]:
             raise place.error(f"must name each placement once; got {name!r} twice")
-        if name.endswith("_attention") and not any(getattr(slots, name) for slots in patterns.values()):
+        beside = not name.endswith("_attention") or any(getattr(slots, name) for slots in patterns.values())
+        if not (beside or after_inserted_attention):
             raise place.error(f"no slot stands next to attention on that side; got {name!r}")
     return tuple(values)
 
