@@ -8,7 +8,7 @@ from archsearch.search.candidates import (
     sample,
 )
 from archsearch.search.choices import Match, solve
-from archsearch.search.enumeration import count_models, count_ways, enumerate_candidates
+from archsearch.search.enumeration import enumerate_candidates
 from archsearch.search.space import load_space
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import optuna
 import pytest
 
-from archsearch.search.candidates import Filling, build, sample
+from archsearch.search.candidates import Filling, RandomSuggest, build, sample
 from archsearch.search.enumeration import enumerate_candidates
 from archsearch.search.pattern_sampler import Features, Follow, expected_improvement, neighbour
 from archsearch.search.rows import describe
 from archsearch.search.samplers import SAMPLERS, Setting, seed_of_trial
 from archsearch.search.store import _TrialSuggest
 from archsearch.search.surrogate import Surrogate, standardised
+from tests.search.varied import varied
 
 ROOMY = {
     "architecture.pattern": "(R3A)4",
@@ -88,6 +89,84 @@ def test_what_is_on_record_has_the_features_of_the_candidate_itself(parse):
     recorded = features.of_descriptions([asdict(describe(space, candidate)) for candidate in candidates])
     for one, other in zip(features.of(candidates), recorded, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", list(SAMPLERS))
+def test_every_sampler_draws_letters_base_patterns_and_backbones(name):
+    space = varied()
+    _, candidates = run(space, name, 12, lambda candidate: [candidate.count, 1.0])
+    assert len({candidate.pattern for candidate in candidates}) == 2
+    assert len({candidate.backbone for candidate in candidates}) == 2
+    assert len({tuple(x.count for x in candidate.fillings) for candidate in candidates}) > 3
+
+
+def test_letters_base_patterns_and_backbones_are_apart_in_groups_of_their_own():
+    space = varied()
+    near = [filled(space, M=(0,), N=(2,)), filled(space, M=(1,), N=(2,)), filled(space, M=(0,), N=(3,))]
+    near += [filled(space, M=(0,), N=(2,), pattern="R3AR"), filled(space, M=(0,), N=(2,), backbone="S")]
+    groups = Features(space).of(near)
+    differ = [[i for i, group in enumerate(groups) if (group[0] != group[other]).any()] for other in range(1, 5)]
+    moved_m, moved_n, pattern, backbone = differ
+    assert set(moved_m) <= set(range(5))  # count, places, beside attention, spread, one option; M before N
+    assert set(moved_n) <= set(range(5, 10))
+    assert set(pattern) - set(range(10)) == {10, 11, 12}
+    assert backbone == [13]
+    assert np.square(groups[13][0] - groups[13][4]).sum() == pytest.approx(1)
+
+
+def test_what_is_on_record_of_a_varied_space_has_the_features_of_the_candidate_itself():
+    space = varied()
+    drawn = [sample(space, Follow({}, random.Random(seed))) for seed in range(40)]
+    candidates = [candidate for candidate in drawn if candidate.architecture]
+    assert any(candidate.backbone not in candidate.architecture.pattern for candidate in candidates)
+    recorded = Features(space).of_descriptions([asdict(describe(space, candidate)) for candidate in candidates])
+    for one, other in zip(Features(space).of(candidates), recorded, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_neighbour_of_several_letters_is_a_step_away():
+    space = varied(patterns=["R2AR2A", "R3AR2"], placement=["free"])
+    params = {
+        "pattern": "R3AR2",
+        "backbone": "S",
+        "M.count": 1,
+        "M.placement": "free",
+        "M.slot_0": 1,
+        "N.count": 1,
+        "N.placement": "free",
+        "N.slot_0": 2,
+        "M.key_head_dim": 8,
+        "N.head_dim": 4,
+    }
+    drawing, seen = random.Random(0), set()
+    assert sample(space, Follow(params, drawing)).architecture.pattern == "SMSANS"
+    for _ in range(400):
+        found = sample(space, Follow(neighbour(params, space, drawing), drawing))
+        if (found.pattern, found.backbone) == ("R3AR2", "S"):
+            seen.add(found.architecture.pattern)
+            assert sum(a != b for a, b in zip(found.architecture.pattern, "SMSANS", strict=True)) <= 2
+        else:
+            assert found.pattern == "R3AR2" or found.backbone == "S"
+            seen.add((found.pattern, found.backbone))
+    moved, taken, left, exchanged = {"MSSANS", "SMNASS"}, {"MMSANS", "SMSANN"}, {"SSSANS", "SMSASS"}, {"SNSAMS"}
+    assert moved | taken | left | exchanged | {("R2AR2A", "S"), ("R3AR2", "R")} <= seen
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_it_finds_letters_and_a_backbone_in_fewer_trials_than_chance_would_take(parse, seed):
+    one = parse({"objectives": [{"task": "s3", "metric": "loss", "direction": "minimize"}]}).objectives
+    space = replace(varied({"pattern": "(R3A)3"}, patterns=["(R3A)3", "(R2A)4"], placement=["free"]), objectives=one)
+
+    def score(candidate):
+        m, n = (x.slots for x in candidate.fillings)
+        apart = sum(abs(slot - 2) for slot in m) + sum(abs(slot - 6) for slot in n)
+        wrong = (candidate.backbone != "S") + (candidate.pattern != "(R3A)3")
+        return abs(len(m) - 1) + abs(len(n) - 2) + apart / 8 + wrong
+
+    _, candidates = run(space, "pattern", 40, score, seed)
+    suggest = RandomSuggest(0)
+    chance = sorted(score(x) for _ in range(4000) if (x := sample(space, suggest)).illegal is None)
+    assert min(map(score, candidates)) <= chance[len(chance) // 400]  # 40 draws reach this one time in ten
 
 
 def test_nothing_is_proposed_twice_nor_what_would_be_refused(parse):

@@ -83,8 +83,7 @@ def test_heads_are_matched_to_the_chosen_backbone():
 def test_inserted_attention_is_attention_for_the_letters_after_it():
     placements = {"B": ["last"], "M": ["after_attention", "before_attention"]}
     space = varied(
-        base="R4",
-        mixers_of_base={"B": {"type": "attention", "num_heads": 2}},
+        {"pattern": "R4", "mixers": {"B": {"type": "attention", "num_heads": 2}}},
         **{"with": ["B", "M"]},
         patterns=...,
         count={"B": {"high": 2}, "M": {"high": 1}},
@@ -241,7 +240,7 @@ def test_two_letters_of_one_mixer_lead_to_one_model(letters):
     """A way that is illegal for one letter does not stand for the legal one of the other."""
     mixer = {"type": "m2rnn", "num_heads": 4, "key_head_dim": 8, "value_head_dim": 4, "conv_width": None}
     space = varied(
-        mixers_of_base={"Y": mixer},
+        {"mixers": {"Y": mixer}},
         **{"with": letters},
         patterns=...,
         count={"high": 1},

@@ -26,14 +26,17 @@ MIXERS = {
 }
 
 
-def varied(base="R2AR2A", mixers_of_base=(), **changes):
-    """Return the fixed space with some keys of its `space` block set to other values; `...` deletes one."""
-    values = copy.deepcopy(VALUES)
-    values["architecture"]["pattern"] = base
-    values["architecture"]["mixers"] |= MIXERS | dict(mixers_of_base)
-    block = {"replace": "R", **copy.deepcopy(VARIED), **changes}
-    values["space"] = {key: value for key, value in block.items() if value is not ...}
+def varied(architecture=(), **changes):
+    """Return the fixed space with other keys in its `architecture` and its `space` block; `...` deletes one."""
+    values, other = copy.deepcopy(VALUES), dict(architecture)
+    mixers = {**values["architecture"]["mixers"], **MIXERS, **other.pop("mixers", {})}
+    values["architecture"] |= {**other, "mixers": _written(mixers)}
+    values["space"] = _written({"replace": "R", **copy.deepcopy(VARIED), **changes})
     return parse_space(values, Where("space.yaml"))
+
+
+def _written(values):
+    return {key: value for key, value in values.items() if value is not ...}
 
 
 @st.composite
