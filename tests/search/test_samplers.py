@@ -16,7 +16,7 @@ from archsearch.search.pattern_sampler import Features, Follow, expected_improve
 from archsearch.search.rows import describe
 from archsearch.search.samplers import SAMPLERS, Setting, seed_of_trial
 from archsearch.search.store import _TrialSuggest
-from archsearch.search.surrogate import Surrogate, standardised
+from archsearch.search.surrogate import Surrogate, _loss, standardised
 from tests.search.varied import varied
 
 ROOMY = {
@@ -227,6 +227,17 @@ def test_the_surrogate_knows_what_it_was_told_and_that_it_knows_no_more():
     at_half = standardised(np.sin(6 * np.append(x[:, 0], 0.5)))[-1]
     assert mean[0] == pytest.approx(at_half, abs=0.1)
     assert deviation[1] > 5 * deviation[0]
+
+
+def test_the_surrogates_loss_falls_as_its_gradient_says():
+    random_ = np.random.default_rng(0)
+    values = random_.normal(size=20)
+    apart = np.stack([np.square(x[:, None] - x[None]) for x in random_.normal(size=(3, 20))])
+    start, width, logs = np.zeros(5), np.ones(5), random_.normal(size=5) / 2
+    _, gradient = _loss(logs, apart, values, start, width)
+    for i, step in enumerate(1e-5 * np.eye(5)):
+        ends = [_loss(at, apart, values, start, width)[0] for at in (logs - step, logs + step)]
+        assert gradient[i] == pytest.approx((ends[1] - ends[0]) / 2e-5, rel=1e-5, abs=1e-6)
 
 
 def test_expected_improvement_grows_with_mean_and_doubt():
