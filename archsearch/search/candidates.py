@@ -11,6 +11,7 @@ import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from archsearch.architecture import Architecture, BoundMixer
@@ -292,7 +293,7 @@ def _left(space: Space, pattern: str, backbone: str, fillings: Sequence[Filling]
 
 def _filled(space: Space, pattern: str, backbone: str, fillings: Sequence[Filling]) -> str:
     """Return the expanded pattern with the slots filled and the backbone's letter in the others."""
-    layers = list(parse(pattern).replace(space.replace, backbone))
+    layers = list(_expanded(pattern).replace(space.replace, backbone))
     for x in fillings:
         for slot in x.slots:
             layers[space.patterns[pattern].layers[slot]] = x.letter
@@ -360,9 +361,21 @@ def _matched(
 ) -> tuple[MixerOptions, str | None]:
     hidden_size = space.base.hidden_size
     target = space.base.mixers[backbone].options.num_parameters(hidden_size)
+    try:
+        return _solved_once(options, hidden_size, target, name, match)
+    except TypeError:  # an option that cannot be hashed, such as a list
+        return _solved(options, hidden_size, target, name, match)
 
+
+def _solved(
+    options: MixerOptions, hidden_size: int, target: int, name: str, match: Match
+) -> tuple[MixerOptions, str | None]:
     def parameters(value: int) -> int:
         return dataclasses.replace(options, **{name: value}).num_parameters(hidden_size)
 
     value, illegal = solve(match, parameters, target)
     return dataclasses.replace(options, **{name: value}), illegal
+
+
+_solved_once = lru_cache(maxsize=4096)(_solved)  # a sampler looks at hundreds of candidates of few shapes
+_expanded = lru_cache(maxsize=256)(parse)

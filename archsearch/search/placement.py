@@ -34,11 +34,12 @@ class Slots:
 def find_slots(base: Architecture, replace: str) -> Slots:
     """Return the slots of an architecture's pattern."""
     layers = tuple(i for i, letter in enumerate(base.pattern) if letter == replace)
-    attention = {layer.index for layer in base.layers if is_attention(layer.options, base.hidden_size)}
+    attention = [x for x in set(base.pattern) if is_attention(base.mixers[x].options, base.hidden_size)]
+    places = {i for i, letter in enumerate(base.pattern) if letter in attention}
     return Slots(
         layers=layers,
-        before_attention=tuple(slot for slot, layer in enumerate(layers) if layer + 1 in attention),
-        after_attention=tuple(slot for slot, layer in enumerate(layers) if layer - 1 in attention),
+        before_attention=tuple(slot for slot, layer in enumerate(layers) if layer + 1 in places),
+        after_attention=tuple(slot for slot, layer in enumerate(layers) if layer - 1 in places),
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from archsearch.config import ConfigError, Where
 from archsearch.search.candidates import RandomSuggest, sample
 from archsearch.search.cost_tables import FOLDER, architectures, default_path, prepare, random_patterns
+from archsearch.search.dry_run import survey
 from archsearch.search.session import Options, run
 from archsearch.search.space import parse_space
 from archsearch.throughput.conditions import Conditions
@@ -172,3 +173,25 @@ def test_another_machines_figures_say_so_wherever_they_stand(space, file, tmp_pa
     capsys.readouterr()
     print_result(space, conclusion.folder, conclusion.evidence, conclusion.message)
     assert "warning: predicted for another machine, NVIDIA H200" in capsys.readouterr().out
+
+
+def test_a_dry_run_predicts_from_the_table_beside_the_space_and_leaves_it_alone(space, file, tmp_path):
+    path = put_beside(space, file)
+    before = path.read_bytes()
+    budget = survey(space, seed=0, samples=100, file=file)["budget"]
+    assert budget["tables"] == [f"train: costs from {path}, 5 parts, 0 whole patterns"]
+    limit = budget["limits"]["train_tokens_per_second"]
+    assert "(predicted)" in limit["example"]
+    assert 0 < limit["refused"] == budget["refused"] < budget["legal"]
+    assert budget["open"] == {}
+    assert path.read_bytes() == before
+    assert [x.name for x in tmp_path.iterdir()] == [FOLDER]
+
+
+def test_a_dry_run_says_why_a_table_is_not_used(space, file):
+    path = put_beside(space, file, torch="1.0")
+    budget = survey(space, seed=0, samples=20, file=file)["budget"]
+    assert budget["tables"][0].startswith(f"not used: {path}: is a table of another machine")
+    assert budget["open"]["train_tokens_per_second"]["reason"] == "no cost table for these conditions on this machine"
+    named = survey(space, seed=0, samples=20, file=file, tables=[str(path)])["budget"]
+    assert named["refused"] > 0

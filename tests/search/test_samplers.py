@@ -152,8 +152,7 @@ def test_a_neighbour_of_several_letters_is_a_step_away():
     assert moved | taken | left | exchanged | {("R2AR2A", "S"), ("R3AR2", "R")} <= seen
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_it_finds_letters_and_a_backbone_in_fewer_trials_than_chance_would_take(parse, seed):
+def test_it_finds_letters_and_a_backbone_in_fewer_trials_than_chance_would_take(parse):
     one = parse({"objectives": [{"task": "s3", "metric": "loss", "direction": "minimize"}]}).objectives
     space = replace(varied({"pattern": "(R3A)3"}, patterns=["(R3A)3", "(R2A)4"], placement=["free"]), objectives=one)
 
@@ -163,10 +162,10 @@ def test_it_finds_letters_and_a_backbone_in_fewer_trials_than_chance_would_take(
         wrong = (candidate.backbone != "S") + (candidate.pattern != "(R3A)3")
         return abs(len(m) - 1) + abs(len(n) - 2) + apart / 8 + wrong
 
-    _, candidates = run(space, "pattern", 40, score, seed)
+    _, candidates = run(space, "pattern", 20, score)
     suggest = RandomSuggest(0)
-    chance = sorted(score(x) for _ in range(4000) if (x := sample(space, suggest)).illegal is None)
-    assert min(map(score, candidates)) <= chance[len(chance) // 400]  # 40 draws reach this one time in ten
+    chance = sorted(score(x) for _ in range(2000) if (x := sample(space, suggest)).illegal is None)
+    assert min(map(score, candidates)) <= chance[len(chance) // 200]  # 20 draws reach this one time in ten
 
 
 def test_nothing_is_proposed_twice_nor_what_would_be_refused(parse):
