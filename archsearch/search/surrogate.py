@@ -80,7 +80,7 @@ def _most_likely(apart: list[Array], values: Array) -> Array:
     """Return squared length scales, amplitude and noise of the highest posterior density."""
     from scipy.optimize import minimize
 
-    start = np.array([*(np.log(4.0 * max(part.mean(), 1e-6)) for part in apart), 0.0, np.log(0.05)])
+    start = np.array([*(np.log(4.0 * _typical(part)) for part in apart), 0.0, np.log(0.05)])
     width = np.array([*[1.5] * len(apart), 0.5, 1.5])  # standard deviations of the logs, around the start
     bounds = [(low - 4 * w, low + 4 * w) for low, w in zip(start, width, strict=True)]
     stacked = np.stack(apart)
@@ -89,6 +89,15 @@ def _most_likely(apart: list[Array], values: Array) -> Array:
     )
     best: Array = np.exp(found.x)
     return best
+
+
+def _typical(apart: Array) -> float:
+    """Return a group's mean squared distance, or that of two categories where all are alike so far.
+
+    With a scale of almost nothing there, whatever differs would count as wholly unknown, and never be worth a trial.
+    """
+    mean = float(apart.mean())
+    return mean if mean > 1e-6 else 0.5
 
 
 def _loss(logs: Array, apart: Array, values: Array, start: Array, width: Array) -> tuple[float, Array]:

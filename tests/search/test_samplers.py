@@ -228,6 +228,14 @@ def test_the_surrogate_knows_what_it_was_told_and_that_it_knows_no_more():
     assert deviation[1] > 5 * deviation[0]
 
 
+def test_what_differs_in_a_group_in_which_all_were_alike_is_not_wholly_unknown():
+    x = np.linspace(0, 1, 12)[:, None]
+    belief = Surrogate.fit([x, np.zeros((12, 1))], standardised(x[:, 0]), seed=0)
+    known, other, far = (belief.predict([np.array([[a]]), np.array([[b]])]) for a, b in [(1, 0), (1, 0.7), (1, 50)])
+    assert 0.5 * known[0][0] < other[0][0] < known[0][0]
+    assert known[1][0] < other[1][0] < far[1][0]
+
+
 def test_the_surrogates_loss_falls_as_its_gradient_says():
     random_ = np.random.default_rng(0)
     values = random_.normal(size=20)
