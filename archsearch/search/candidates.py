@@ -1,9 +1,4 @@
-"""From decisions to a candidate: on which base, how many slots each letter fills, which ones, and with what shape.
-
-Letters fill slots in the order in which `with` names them: the slots of the next are those that are left, numbered
-anew, so that places of different letters never overlap. An attention layer that an earlier letter inserts is one for a
-later letter's `before_attention`.
-"""
+"""From decisions to a candidate: on which base, how many slots each letter fills, which ones, and with what shape."""
 
 from __future__ import annotations
 
@@ -12,34 +7,15 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from archsearch.architecture import Architecture, BoundMixer
-from archsearch.pattern import parse
 from archsearch.registry import MixerOptions
 from archsearch.search.choices import Match, Range, Scalar, solve
-from archsearch.search.placement import PlacementError, Slots, find_slots, nth_subset, place
+from archsearch.search.filling import Filling, Suggest, about, fill_slots, filled_pattern, placements_of, slots_left
+from archsearch.search.placement import place
 from archsearch.search.replacement import Replacement
 from archsearch.search.space import Space
-
-
-class Suggest(Protocol):
-    """What decides: a sampler's trial, a random generator, or an enumeration."""
-
-    def integer(self, name: str, low: int, high: int, step: int = 1) -> int: ...
-
-    def choice(self, name: str, values: Sequence[Scalar]) -> Any: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Filling:
-    """What becomes of one letter: the slots of the base pattern that it fills, and its options where it occurs."""
-
-    letter: str
-    count: int
-    placement: str
-    slots: tuple[int, ...] = ()
-    options: MixerOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +70,7 @@ def sample(space: Space, suggest: Suggest) -> Candidate:
     backbone = space.replace
     if sum(counts) < slots.total:
         backbone = _choose(suggest, "backbone", space.backbones)
-    fillings, impossible = _places(space, pattern, backbone, counts, suggest)
+    fillings, impossible = fill_slots(space, pattern, backbone, counts, suggest)
     if impossible:
         return _nowhere(space, pattern, backbone, fillings, impossible)
     shaped, illegal = [], None
@@ -102,7 +78,7 @@ def sample(space: Space, suggest: Suggest) -> Candidate:
         if filling.count:
             options, reason = decide_shape(space, replacement, backbone, suggest)
             filling = dataclasses.replace(filling, options=options)
-            illegal = illegal or (f"{_about(replacement)}{reason}" if reason else None)
+            illegal = illegal or (f"{about(replacement)}{reason}" if reason else None)
         shaped.append(filling)
     return build(space, shaped, pattern=pattern, backbone=backbone, illegal=illegal)
 
@@ -125,8 +101,8 @@ def build(
         if filling.options is not None:
             mixers[filling.letter] = BoundMixer(type=mixers[filling.letter].type, options=filling.options)
             reason = refusal(space, filling.options)
-            illegal = illegal or (f"{_about(replacement)}{reason}" if reason else None)
-    layers = _filled(space, pattern, backbone, fillings)
+            illegal = illegal or (f"{about(replacement)}{reason}" if reason else None)
+    layers = filled_pattern(space, pattern, backbone, fillings)
     architecture = dataclasses.replace(space.base, pattern=layers, mixers=mixers)
     key = architecture.id
     forbidden = None
@@ -254,62 +230,6 @@ def _choose(suggest: Suggest, name: str, values: Sequence[Any]) -> Any:
     return suggest.choice(name, values) if len(values) > 1 else values[0]
 
 
-def _places(
-    space: Space, pattern: str, backbone: str, counts: Sequence[int], suggest: Suggest
-) -> tuple[list[Filling], str | None]:
-    """Return where each letter goes, up to one that has no room, and then why."""
-    total = space.patterns[pattern].total
-    if sum(counts) > total:
-        fillings = [
-            Filling(letter=x.letter, count=n, placement="none") for x, n in zip(space.replacements, counts, strict=True)
-        ]
-        wanted = " and ".join(f"{x.count} {x.letter}" for x in fillings if x.count)
-        return fillings, f"{wanted} need {sum(counts)} slots; {pattern} has {total}"
-    fillings = []
-    for x, count in zip(space.replacements, counts, strict=True):
-        slots, numbers = _left(space, pattern, backbone, fillings)
-        rule = "none" if count == 0 else "all"
-        if 0 < count < slots.total:
-            rule = suggest.choice(f"{x.prefix}placement", x.placements)
-        try:
-            taken = _taken(rule, count, slots, x.prefix, suggest)
-        except PlacementError as error:
-            fillings.append(Filling(letter=x.letter, count=count, placement=rule))
-            on = f" on {pattern}" if len(space.patterns) > 1 else ""
-            return fillings, f"{_about(x)}{error}{on}"
-        own = tuple(numbers[i] for i in taken)
-        fillings.append(Filling(letter=x.letter, count=count, placement=rule, slots=own))
-    return fillings, None
-
-
-def _left(space: Space, pattern: str, backbone: str, fillings: Sequence[Filling]) -> tuple[Slots, Sequence[int]]:
-    """Return the slots that fillings leave, and which of the base pattern's they are."""
-    slots = space.patterns[pattern]
-    if not any(x.slots for x in fillings):
-        return slots, range(slots.total)
-    left = find_slots(dataclasses.replace(space.base, pattern=_filled(space, pattern, backbone, fillings)), backbone)
-    return left, [slots.layers.index(layer) for layer in left.layers]
-
-
-def _filled(space: Space, pattern: str, backbone: str, fillings: Sequence[Filling]) -> str:
-    """Return the expanded pattern with the slots filled and the backbone's letter in the others."""
-    layers = list(_expanded(pattern).replace(space.replace, backbone))
-    for x in fillings:
-        for slot in x.slots:
-            layers[space.patterns[pattern].layers[slot]] = x.letter
-    return "".join(layers)
-
-
-def _taken(rule: str, count: int, slots: Slots, prefix: str, suggest: Suggest) -> tuple[int, ...]:
-    """Return which of the slots that are left a rule fills."""
-    if rule in ("all", "none"):
-        return tuple(range(count))
-    if rule == "free":
-        picks = [suggest.integer(f"{prefix}slot_{i}", 0, slots.total - 1 - i) for i in range(count)]
-        return nth_subset(picks, slots.total)
-    return place(rule, count, slots)
-
-
 def _nowhere(space: Space, pattern: str, backbone: str, fillings: Sequence[Filling], reason: str) -> Candidate:
     """Return a candidate whose letters have no room; its key is the same for the same reason."""
     if len(space.replacements) == 1 and len(space.patterns) == 1:
@@ -321,11 +241,6 @@ def _nowhere(space: Space, pattern: str, backbone: str, fillings: Sequence[Filli
     )
 
 
-def _about(replacement: Replacement) -> str:
-    """Return the letter that a reason is about, where there are several."""
-    return f"{replacement.letter}: " if replacement.prefix else ""
-
-
 def _facts(space: Space, pattern: str, backbone: str, fillings: Sequence[Filling]) -> dict[str, Sequence[Scalar]]:
     """Return what a candidate is by the names of decisions, whichever decisions have led there.
 
@@ -335,25 +250,14 @@ def _facts(space: Space, pattern: str, backbone: str, fillings: Sequence[Filling
     if sum(x.count for x in fillings) < space.patterns[pattern].total:
         facts["backbone"] = [backbone]
     for i, (x, filling) in enumerate(zip(space.replacements, fillings, strict=True)):
-        slots, numbers = _left(space, pattern, backbone, fillings[:i])
+        slots, numbers = slots_left(space, pattern, backbone, fillings[:i])
         facts[f"{x.prefix}count"] = [filling.count]
         if 0 < filling.count < slots.total:
             taken = tuple(numbers.index(slot) for slot in filling.slots)
-            facts[f"{x.prefix}placement"] = _rules(x, taken, slots) or ["free"]
+            facts[f"{x.prefix}placement"] = placements_of(x, taken, slots) or ["free"]
         if filling.options is not None:
             facts.update({f"{x.letter}.{name}": [getattr(filling.options, name)] for name in x.choices})
     return facts
-
-
-def _rules(replacement: Replacement, taken: tuple[int, ...], slots: Slots) -> list[str]:
-    found = []
-    for rule in replacement.placements:
-        try:
-            if rule != "free" and place(rule, len(taken), slots) == taken:
-                found.append(rule)
-        except PlacementError:
-            continue
-    return found
 
 
 def _matched(
@@ -378,4 +282,3 @@ def _solved(
 
 
 _solved_once = lru_cache(maxsize=4096)(_solved)  # a sampler looks at hundreds of candidates of few shapes
-_expanded = lru_cache(maxsize=256)(parse)

@@ -11,9 +11,10 @@ from pathlib import Path
 from archsearch.architecture import Architecture
 from archsearch.config import ConfigError
 from archsearch.registry import MixerOptions
-from archsearch.search.candidates import Filling, build, build_given, given, refusal
+from archsearch.search.candidates import build, build_given, given, refusal
 from archsearch.search.choices import Match
 from archsearch.search.enumeration import shapes
+from archsearch.search.filling import Filling
 from archsearch.search.judge import Table
 from archsearch.search.replacement import Replacement
 from archsearch.search.space import Space

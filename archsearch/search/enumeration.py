@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from archsearch.registry import MixerOptions
-from archsearch.search.candidates import Candidate, Suggest, decide_shape, refusal, sample
+from archsearch.search.candidates import Candidate, decide_shape, refusal, sample
 from archsearch.search.choices import Choices, Scalar
+from archsearch.search.filling import Suggest
 from archsearch.search.replacement import Replacement
 from archsearch.search.space import Space
 

@@ -102,7 +102,7 @@ def parse_space(values: Mapping[str, Any], where: Where) -> Space:
     letters = parse_letters(values_of["with"], base, place / "with")
     if replace not in base.pattern:
         raise (place / "replace").error(f"must occur in the base pattern {compact(base.pattern)}; got {replace!r}")
-    num_layers = written.architecture.get("num_layers")
+    num_layers = len(base.pattern) if written.architecture.get("num_layers") is not None else None
     patterns = parse_patterns(values_of.get("patterns"), base, num_layers, replace, place / "patterns")
     backbones = parse_backbones(values_of.get("backbone"), base, replace, patterns, place / "backbone")
     check_inserted(letters, replace, patterns, backbones, place / "with")

@@ -10,8 +10,9 @@ import numpy as np
 import optuna
 import pytest
 
-from archsearch.search.candidates import Filling, RandomSuggest, build, sample
+from archsearch.search.candidates import RandomSuggest, build, sample
 from archsearch.search.enumeration import enumerate_candidates
+from archsearch.search.filling import Filling
 from archsearch.search.pattern_sampler import Features, Follow, expected_improvement, neighbour
 from archsearch.search.rows import describe
 from archsearch.search.samplers import SAMPLERS, Setting, seed_of_trial
