@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         from archsearch.search.dry_run import survey
 
-        figures = survey(space, options.seed)
+        figures = survey(space, options.seed, file=args.space, tables=args.table)
         _print_json(figures) if args.json else _print_survey(space, figures)
         return 0
     from archsearch.search.session import run as run_session

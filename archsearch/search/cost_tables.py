@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from archsearch.architecture import Architecture
 from archsearch.config import ConfigError
 from archsearch.registry import MixerOptions
-from archsearch.search.candidates import build, build_given, given, shapes
+from archsearch.search.candidates import build, build_given, given, refusal
 from archsearch.search.choices import Match
+from archsearch.search.enumeration import shapes
+from archsearch.search.filling import Filling
 from archsearch.search.judge import Table
+from archsearch.search.replacement import Replacement
 from archsearch.search.space import Space
 from archsearch.throughput.cost_table import CostTable, Key, check_usable, load_table
 
@@ -30,11 +34,12 @@ def default_path(file: str | Path, key: Key) -> Path:
 
 def architectures(space: Space) -> list[Architecture]:
     """Return models that together hold every block that a candidate, or an anchor of the budget, can have."""
-    found = [space.base, *(x for one in given(space) if (x := build_given(space, one).architecture))]
-    for options in shapes(space) if space.count.high else ():
-        candidate = build(space, "first", (0,), options)
-        if candidate.architecture is not None and candidate.illegal is None:
-            found.append(candidate.architecture)
+    found = [space.base, *(made for one in given(space) if (made := build_given(space, one).architecture))]
+    for pattern, backbone in itertools.product(space.patterns, space.backbones):
+        found.append(_filled(space, pattern, backbone, {}, {}))
+    for x, backbone in itertools.product(space.replacements, space.backbones):
+        for options in shapes(space, x, backbone) if x.count.high else ():
+            found.append(_filled(space, space.pattern, backbone, {x.letter: (0,)}, {x.letter: options}))
     for speed in (space.budget.train_tokens_per_second, space.budget.decode_tokens_per_second):
         if speed is not None and speed.fraction:
             found.append(speed.anchor)
@@ -48,21 +53,26 @@ def random_patterns(
 
     A share of them, `new_shapes`, has a number of heads that the space never asks for. All differ.
     """
-    drawn, legal = random.Random(seed), shapes(space) or [space.published]
+    drawn, both = random.Random(seed), itertools.product(space.replacements, space.backbones)
+    legal = {(x.letter, backbone): shapes(space, x, backbone) for x, backbone in both}
     found: dict[str, Architecture] = {}
     for attempt in range(100 * number):
         if len(found) == number:
             break
-        count = drawn.randint(0, min(most, space.slots.total))
-        slots = tuple(sorted(drawn.sample(range(space.slots.total), count)))
-        options = drawn.choice(legal) if count else None
+        pattern, backbone = _one_of(drawn, list(space.patterns)), _one_of(drawn, space.backbones)
+        total = space.patterns[pattern].total
+        count = drawn.randint(0, min(most, total))
+        slots = _shared_out(space, drawn, sorted(drawn.sample(range(total), count)))
+        options = {letter: drawn.choice(legal[letter, backbone]) for letter in slots}
         if len(found) < round(new_shapes * number) and attempt < 50 * number:
-            if options is None:
+            if not options:
                 continue
-            options = _other_heads(space, options, drawn)
-        candidate = build(space, "free", slots, options)
-        if candidate.illegal is None and candidate.architecture is not None:
-            found.setdefault(candidate.key, candidate.architecture)
+            changed = drawn.choice(list(options)) if len(options) > 1 else next(iter(options))
+            replacement = next(x for x in space.replacements if x.letter == changed)
+            options[changed] = _other_heads(replacement, options[changed], drawn)
+        architecture = _filled(space, pattern, backbone, slots, options)
+        if not any(refusal(space, x) for x in options.values()):
+            found.setdefault(architecture.id, architecture)
     return list(found.values())
 
 
@@ -138,9 +148,44 @@ def _size(table: CostTable) -> str:
     return f"{len(table.costs)} parts, {len(table.wholes)} whole patterns"
 
 
-def _other_heads(space: Space, options: MixerOptions, drawn: random.Random) -> MixerOptions:
+def _filled(
+    space: Space,
+    pattern: str,
+    backbone: str,
+    slots: Mapping[str, tuple[int, ...]],
+    options: Mapping[str, MixerOptions],
+) -> Architecture:
+    """Return the model with each letter's slots filled, whether the space allows these places or not."""
+    fillings = [
+        Filling(
+            letter=x.letter,
+            count=len(slots.get(x.letter, ())),
+            placement="free",
+            slots=slots.get(x.letter, ()),
+            options=options.get(x.letter),
+        )
+        for x in space.replacements
+    ]
+    architecture = build(space, fillings, pattern=pattern, backbone=backbone).architecture
+    assert architecture is not None
+    return architecture
+
+
+def _one_of(drawn: random.Random, values: Sequence[str]) -> str:
+    return drawn.choice(values) if len(values) > 1 else values[0]
+
+
+def _shared_out(space: Space, drawn: random.Random, slots: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Return which letter gets which of the slots."""
+    letters = [x.letter for x in space.replacements]
+    owners = {slot: _one_of(drawn, letters) for slot in slots}
+    shared = {letter: tuple(slot for slot in slots if owners[slot] == letter) for letter in letters}
+    return {letter: own for letter, own in shared.items() if own}
+
+
+def _other_heads(replacement: Replacement, options: MixerOptions, drawn: random.Random) -> MixerOptions:
     """Return a shape with another number of heads, up to 30 % fewer or more."""
-    matched = next((name for name, choice in space.choices.items() if isinstance(choice, Match)), "num_heads")
+    matched = next((name for name, choice in replacement.choices.items() if isinstance(choice, Match)), "num_heads")
     heads = getattr(options, matched, None)
     if not isinstance(heads, int):
         return options

@@ -2,39 +2,77 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from archsearch.pattern import compact
-from archsearch.search.budget import check_exact
-from archsearch.search.candidates import Candidate, RandomSuggest, build_given, enumerate_candidates, given, sample
+from archsearch.search import cost_tables
+from archsearch.search.budget import SPEEDS, check_exact
+from archsearch.search.candidates import Candidate, RandomSuggest, build_given, given, sample
+from archsearch.search.enumeration import count_models, count_ways, enumerate_candidates
+from archsearch.search.outlook import judge
 from archsearch.search.rows import describe, failed_checks
 from archsearch.search.space import Space
 from archsearch.search.study import ENUMERABLE
+from archsearch.throughput.predict import Predictor
 
 SAMPLES = 1000
 INSPECTED = 6
 
 
-def survey(space: Space, seed: int, samples: int = SAMPLES) -> dict[str, Any]:
-    """Return figures on a random sample of the space, on all of it where it can be enumerated, and a few candidates."""
+def survey(
+    space: Space, seed: int, samples: int = SAMPLES, *, file: str = "", tables: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return figures on a random sample of the space, on all of it where it can be enumerated, and a few candidates.
+
+    The budget is held against the legal ones by formulas, and by the cost tables that are named or stand beside the
+    space's `file`. Writes nothing.
+    """
     suggest = RandomSuggest(seed)
     drawn = [sample(space, suggest) for _ in range(samples)]
-    reasons = Counter(_refusal(space, candidate) for candidate in drawn)
+    reasons = Counter(f"illegal: {candidate.illegal}" for candidate in drawn if candidate.illegal)
     everything = enumerate_candidates(space, ENUMERABLE)
     distinct = {candidate.key: candidate for candidate in drawn}
     return {
         "name": space.name,
+        "ways": count_ways(space),
+        "models_at_most": count_models(space),
         "samples": samples,
-        "legal": reasons.pop("", 0),
+        "legal": sum(not candidate.illegal for candidate in drawn),
         "reasons": dict(reasons.most_common()),
         "distinct_in_sample": len(distinct),
         "distinct_in_space": len(everything) if everything else None,
-        "legal_in_space": sum(not _refusal(space, x) for x in everything) if everything else None,
+        "legal_in_space": sum(not x.illegal for x in everything) if everything else None,
+        "budget": _budget(space, drawn, file, tables),
         "given": [_inspect(space, build_given(space, found), found.name) for found in given(space)],
         "examples": [_inspect(space, x, None) for x in _examples(space, list(distinct.values()))],
     }
+
+
+def _budget(space: Space, drawn: Sequence[Candidate], file: str, tables: Sequence[str]) -> dict[str, Any]:
+    """Return what the budget refuses of a sample, which limits do it, and what has to be measured to tell."""
+    with tempfile.TemporaryDirectory() as folder:
+        found, news = cost_tables.prepare(space, file, Path(folder), tables)
+        predictors = {mode: table.predictor() for mode, table in found.items()}
+    outlook = judge(space, drawn, predictors)
+    return {
+        "legal": outlook.legal,
+        "refused": outlook.refused,
+        "limits": {
+            name: {"refused": count, "example": outlook.examples[name]} for name, count in outlook.limits.items()
+        },
+        "open": {name: {"left": count, "reason": _why(name, predictors)} for name, count in outlook.open.items()},
+        "tables": news,
+    }
+
+
+def _why(name: str, predictors: Mapping[str, Predictor]) -> str:
+    if SPEEDS.get(name, "train") not in predictors:
+        return "no cost table for these conditions on this machine"
+    return "too near the limit for the cost table, or not in it"
 
 
 def _refusal(space: Space, candidate: Candidate) -> str:

@@ -109,11 +109,12 @@ def _predict_and_measure(tabulator: Tabulator, space: Space, architecture: Archi
     whole = tabulator.measure_whole(architecture)
     measured_base = predictor.measured(base)
     base_seconds = measured_base.seconds if measured_base else predictor.predict(base).median
-    options = architecture.mixers[space.insert].options if space.insert in architecture.pattern else None
+    inserted = [x.letter for x in space.replacements if x.letter in architecture.pattern]
+    shown = [(letter, architecture.mixers[letter].options.shape()) for letter in inserted]
     return {
         "id": architecture.id,
         "pattern": compact(architecture.pattern),
-        "shape": options.shape() if options else "",
+        "shape": "; ".join(f"{letter}: {x}" if len(space.replacements) > 1 else x for letter, x in shown),
         "missing": missing,
         "sum_of_parts_ms": 1000 * predictor.sum_of_parts(architecture),
         "predicted_ms": 1000 * estimate.median,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -25,6 +25,8 @@ from optuna.trial import FrozenTrial, TrialState
 from archsearch.pattern import parse
 from archsearch.search.candidates import Candidate, sample
 from archsearch.search.choices import Choices, Range, Scalar
+from archsearch.search.placement import Slots
+from archsearch.search.replacement import Replacement
 from archsearch.search.space import Space
 from archsearch.search.surrogate import Array, Surrogate, standardised
 
@@ -179,10 +181,18 @@ class Features:
     def __init__(self, space: Space) -> None:
         self._space = space
         self._known: dict[str, list[list[float]]] = {}
+        self._names = {parse(name): name for name in space.patterns}
+        slot_letters = {*space.backbones, *(x.letter for x in space.replacements)}
+        self._emptied = str.maketrans(dict.fromkeys(slot_letters, space.replace))
+        self._most = max(slots.total for slots in space.patterns.values())
 
     def of(self, candidates: Sequence[Candidate]) -> list[Array]:
-        """Return an array `[N, width]` per group: count, places, neighbours of attention, spread, searched options."""
-        return self._stacked([self._groups(x.slots, partial(getattr, x.options)) for x in candidates])
+        """Return an array `[N, width]` per group.
+
+        Of every letter: count, places, neighbours of attention, spread, searched options; then base pattern and
+        backbone where they are searched.
+        """
+        return self._stacked([self._of_candidate(candidate) for candidate in candidates])
 
     def of_descriptions(self, descriptions: Sequence[Mapping[str, Any]]) -> list[Array]:
         """Return the same of candidates on record."""
@@ -191,26 +201,52 @@ class Features:
                 self._known[found["key"]] = self._read(found["architecture"])
         return self._stacked([self._known[found["key"]] for found in descriptions])
 
+    def _of_candidate(self, candidate: Candidate) -> list[list[float]]:
+        assert candidate.architecture is not None
+        options = candidate.options
+        return self._groups(candidate.architecture.pattern, lambda letter, name: getattr(options[letter], name))
+
     def _read(self, architecture: Mapping[str, Any]) -> list[list[float]]:
-        space, pattern = self._space, parse(architecture["pattern"])
-        slots = [slot for slot, layer in enumerate(space.slots.layers) if pattern[layer] == space.insert]
-        return self._groups(slots, lambda name: architecture["mixers"][space.insert][name])
+        mixers = architecture["mixers"]
+        return self._groups(parse(architecture["pattern"]), lambda letter, name: mixers[letter][name])
 
     def _stacked(self, rows: list[list[list[float]]]) -> list[Array]:
-        widths = [len(group) for group in self._groups((), lambda _: None)]
+        widths = [len(group) for group in self._groups(self._space.base.pattern, lambda *_: None)]
         return [np.array([row[i] for row in rows], dtype=float).reshape(-1, n) for i, n in enumerate(widths)]
 
-    def _groups(self, slots: Sequence[int], option: Callable[[str], Any]) -> list[list[float]]:
-        space, total, most = self._space, self._space.slots.total, max(1, self._space.count.high)
-        places = [sum(math.exp(-0.5 * ((slot - place) / REACH) ** 2) for place in slots) for slot in range(total)]
-        beside = [space.slots.before_attention, space.slots.after_attention]
-        centre = sum(slots) / len(slots) / max(1, total - 1) if slots else 0.5
-        gaps = [b - a for a, b in pairwise(slots)]
+    def _groups(self, pattern: str, option: Callable[[str, str], Any]) -> list[list[float]]:
+        """Return the groups of an expanded pattern."""
+        space, name = self._space, self._names[pattern.translate(self._emptied)]
+        slots, groups = space.patterns[name], []
+        for x in space.replacements:
+            filled = [slot for slot, layer in enumerate(slots.layers) if pattern[layer] == x.letter]
+            groups += self._of_letter(x, slots, filled, partial(option, x.letter))
+        if len(space.patterns) > 1:
+            groups += [_one_hot(name, space.patterns), [slots.total / len(pattern)], [math.log(len(pattern))]]
+        if len(space.backbones) > 1:
+            groups.append(_one_hot(next((x for x in space.backbones if x in pattern), None), space.backbones))
+        return groups
+
+    def _of_letter(
+        self, x: Replacement, slots: Slots, filled: Sequence[int], option: Callable[[str], Any]
+    ) -> list[list[float]]:
+        total, most = slots.total, max(1, x.count.high)
+        step = (self._most - 1) / max(1, total - 1)  # slots of base patterns of other depths lie at the same heights
+        places = [
+            sum(math.exp(-0.5 * ((step * slot - place) / REACH) ** 2) for slot in filled) for place in range(self._most)
+        ]
+        beside = [slots.before_attention, slots.after_attention]
+        centre = sum(filled) / len(filled) / max(1, total - 1) if filled else 0.5
+        gaps = [b - a for a, b in pairwise(filled)]
         spread = sum(gaps) / len(gaps) / total if gaps else 0.0
-        groups = [[len(slots) / most], places, [len(set(slots) & set(x)) / most for x in beside], [centre, spread]]
-        for name, choice in space.choices.items():
-            if (isinstance(choice, Choices) and len(choice.values) > 1) or isinstance(choice, Range):
-                groups.append(_coordinates(option(name) if slots else None, choice, bool(slots)))
+        groups = [
+            [len(filled) / most],
+            places,
+            [len(set(filled) & set(near)) / most for near in beside],
+            [centre, spread],
+        ]
+        for name, choice in x.searched.items():
+            groups.append(_coordinates(option(name) if filled else None, choice, bool(filled)))
         return groups
 
 
@@ -235,29 +271,64 @@ class Follow:
 
 
 def neighbour(params: Mapping[str, Any], space: Space, drawing: random.Random) -> Decisions:
-    """Return decisions a step away: a place moved, taken or left where places are free, or one decision open again."""
-    shape = {name: value for name, value in params.items() if name.startswith(f"{space.insert}.")}
-    known = sample(space, Follow(params, drawing))
+    """Return decisions a step away: a place moved, taken, left or exchanged where places are free, or one open again.
+
+    What is opened again is mostly a shape, else the base pattern or the backbone, or anything where no place is free.
+    """
+    shape = [name for x in space.replacements for y in x.searched if (name := f"{x.letter}.{y}") in params]
     if shape and drawing.random() < 0.4:
-        opened = drawing.choice(list(shape))
-        return {name: value for name, value in params.items() if name != opened}
-    if "free" in space.placements and known.slots:
-        filled = set(known.slots)
-        empty = [slot for slot in range(space.slots.total) if slot not in filled]
-        change = drawing.random()
-        if change < 0.6 and empty:  # mostly to the next place, now and then far
-            moved = drawing.choice(sorted(filled))
-            near = sorted(empty, key=lambda slot: (abs(slot - moved), drawing.random()))
-            filled = filled - {moved} | {near[min(int(drawing.expovariate(0.7)), len(near) - 1)]}
-        elif change < 0.8 and empty and len(filled) < space.count.high:
-            filled |= {drawing.choice(empty)}
-        elif len(filled) > max(1, space.count.low):
-            filled -= {drawing.choice(sorted(filled))}
-        picks = {f"slot_{i}": slot - i for i, slot in enumerate(sorted(filled))}
-        return {"count": len(filled), "placement": "free", **picks, **shape}
-    kept = {name: value for name, value in params.items() if not name.startswith("slot_")}
-    kept.pop(drawing.choice(list(kept)), None)
-    return kept
+        return _without(params, drawing.choice(shape))
+    base = [name for name in ("pattern", "backbone") if name in params]
+    if base and drawing.random() < 0.2:
+        return _without(params, drawing.choice(base))
+    known = sample(space, Follow(params, drawing))
+    if known.slots and any("free" in x.placements for x in space.replacements):
+        return {**params, **_spelt(space, known, _moved(space, known, drawing))}
+    kept = {name: value for name, value in params.items() if "slot_" not in name}
+    return _without(kept, drawing.choice(list(kept))) if kept else {}
+
+
+def _without(params: Mapping[str, Any], name: str) -> Decisions:
+    return {key: value for key, value in params.items() if key != name}
+
+
+def _moved(space: Space, known: Candidate, drawing: random.Random) -> dict[str, set[int]]:
+    """Return the slots of each letter with one of them moved, taken, left, or exchanged with another letter's."""
+    filled = {x.letter: set(x.slots) for x in known.fillings}
+    free = [x for x in space.replacements if "free" in x.placements]
+    mover = drawing.choice(free) if len(free) > 1 else free[0]
+    own = filled[mover.letter]
+    others = [x for x in free if x is not mover and filled[x.letter]]
+    empty = sorted(set(range(space.patterns[known.pattern].total)) - set(known.slots))
+    change = drawing.random()
+    if own and others and change < 0.25:
+        other = filled[drawing.choice(others).letter]
+        mine, theirs = drawing.choice(sorted(own)), drawing.choice(sorted(other))
+        own ^= {mine, theirs}
+        other ^= {mine, theirs}
+    elif own and empty and change < 0.6:  # mostly to the next place, now and then far
+        left = drawing.choice(sorted(own))
+        near = sorted(empty, key=lambda slot: (abs(slot - left), drawing.random()))
+        own ^= {left, near[min(int(drawing.expovariate(0.7)), len(near) - 1)]}
+    elif empty and len(own) < mover.count.high and change < 0.8:
+        own.add(drawing.choice(empty))
+    elif len(own) > max(1 if len(known.slots) == len(own) else 0, mover.count.low):
+        own.remove(drawing.choice(sorted(own)))
+    return filled
+
+
+def _spelt(space: Space, known: Candidate, filled: Mapping[str, set[int]]) -> Decisions:
+    """Return the decisions that fill these slots, freely as far as a letter's placements allow that."""
+    decided: Decisions = {}
+    left = list(range(space.patterns[known.pattern].total))
+    for x in space.replacements:
+        own = sorted(filled[x.letter])
+        decided[f"{x.prefix}count"] = len(own)
+        if "free" in x.placements:
+            decided[f"{x.prefix}placement"] = "free"
+            decided.update({f"{x.prefix}slot_{i}": left.index(slot) - i for i, slot in enumerate(own)})
+        left = [slot for slot in left if slot not in own]
+    return decided
 
 
 def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
@@ -275,6 +346,11 @@ def _below(z: Array) -> Array:
     return result
 
 
+def _one_hot(value: Any, among: Iterable[Any]) -> list[float]:
+    """Return an axis for each of the values; any two of them are at distance 1."""
+    return [math.sqrt(0.5) * (value == x) for x in among]
+
+
 def _coordinates(value: Any, choice: Choices | Range, occurs: bool) -> list[float]:
     """Return where a value stands among its choices: numbers on a log scale, others each on an axis of its own.
 
@@ -286,7 +362,7 @@ def _coordinates(value: Any, choice: Choices | Range, occurs: bool) -> list[floa
         numbers = [float(x) for x in choice.values if x is not None]
         low, high = min(numbers), max(numbers)
     else:
-        return [math.sqrt(0.5) * (occurs and value == x) for x in choice.values]
+        return _one_hot(value, choice.values) if occurs else [0.0] * len(choice.values)
     if not occurs or high == low:
         return [0.5]
     if low > 0:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from archsearch.architecture import Architecture, Layer
+from archsearch.architecture import Architecture
+from archsearch.registry import MixerOptions
 
 PLACEMENTS = ("first", "last", "before_attention", "after_attention", "spread", "free")
 
@@ -33,11 +34,12 @@ class Slots:
 def find_slots(base: Architecture, replace: str) -> Slots:
     """Return the slots of an architecture's pattern."""
     layers = tuple(i for i, letter in enumerate(base.pattern) if letter == replace)
-    attention = {layer.index for layer in base.layers if _is_attention(layer, base.hidden_size)}
+    attention = [x for x in set(base.pattern) if is_attention(base.mixers[x].options, base.hidden_size)]
+    places = {i for i, letter in enumerate(base.pattern) if letter in attention}
     return Slots(
         layers=layers,
-        before_attention=tuple(slot for slot, layer in enumerate(layers) if layer + 1 in attention),
-        after_attention=tuple(slot for slot, layer in enumerate(layers) if layer - 1 in attention),
+        before_attention=tuple(slot for slot, layer in enumerate(layers) if layer + 1 in places),
+        after_attention=tuple(slot for slot, layer in enumerate(layers) if layer - 1 in places),
     )
 
 
@@ -64,7 +66,7 @@ def nth_subset(picks: list[int], total: int) -> tuple[int, ...]:
     return tuple(sorted(left.pop(pick) for pick in picks))
 
 
-def _is_attention(layer: Layer, hidden_size: int) -> bool:
-    options = layer.options
+def is_attention(options: MixerOptions, hidden_size: int) -> bool:
+    """Return whether a mixer keeps no recurrent state, and more the longer a sequence is."""
     grows = options.cache_size(hidden_size, 1) > options.cache_size(hidden_size, 0)  # a window stops growing later
     return grows and options.state_size(hidden_size) == 0

@@ -92,12 +92,14 @@ def describe(space: Space, candidate: Candidate) -> Description:
     architecture = candidate.architecture
     common: dict[str, Any] = {
         "key": candidate.key,
-        "placement": candidate.placement,
+        "placement": placement(candidate),
         "count": candidate.count,
         "shape": shape(space, candidate),
     }
     if architecture is None:
-        return Description(pattern=f"{candidate.count} x {space.insert}", **common)
+        wanted = ", ".join(f"{x.count} x {x.letter}" for x in candidate.fillings if x.count)
+        on = f" on {candidate.pattern}" if len(space.patterns) > 1 else ""
+        return Description(pattern=f"{wanted}{on}", **common)
     parameters = architecture.num_parameters()
     return Description(
         pattern=compact(architecture.pattern),
@@ -109,13 +111,23 @@ def describe(space: Space, candidate: Candidate) -> Description:
     )
 
 
+def placement(candidate: Candidate) -> str:
+    """Return the placement, of several letters by letter."""
+    if len(candidate.fillings) == 1:
+        return candidate.fillings[0].placement
+    return ", ".join(f"{x.letter} {x.placement}" for x in candidate.fillings if x.count) or "none"
+
+
 def shape(space: Space, candidate: Candidate) -> str:
-    """Return the inserted mixer's head counts and dims, and what else the space searches."""
-    if candidate.options is None:
-        return ""
-    shown = candidate.options.shape()
-    others = [name for name in space.choices if not name.endswith(("_heads", "_dim", "num_groups"))]
-    return ", ".join([shown, *(f"{name} {getattr(candidate.options, name)}" for name in others)])
+    """Return the inserted mixers' head counts and dims, and what else the space searches; of several by letter."""
+    found = {}
+    for x in space.replacements:
+        if options := candidate.options.get(x.letter):
+            others = [name for name in x.choices if not name.endswith(("_heads", "_dim", "num_groups"))]
+            found[x.letter] = ", ".join([options.shape(), *(f"{name} {getattr(options, name)}" for name in others)])
+    if len(space.replacements) == 1:
+        return "".join(found.values())
+    return "; ".join(f"{letter}: {text}" for letter, text in found.items())
 
 
 def failed_checks(checks: Sequence[Check]) -> str:

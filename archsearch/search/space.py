@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from archsearch import registry
 from archsearch.architecture import Architecture
 from archsearch.config import Where, fill, load_yaml, quantity
 from archsearch.pattern import compact
-from archsearch.registry import MixerOptions
+from archsearch.search.bases import check_inserted, parse_backbones, parse_letter, parse_letters, parse_patterns
 from archsearch.search.budget import Budget, parse_budget
-from archsearch.search.choices import Choice, parse_choices
+from archsearch.search.choices import Choices, Range
+from archsearch.search.forbid import Forbidden, decisions, parse_forbidden
 from archsearch.search.keys import check_keys, check_name
-from archsearch.search.placement import PLACEMENTS, Slots, find_slots
+from archsearch.search.placement import Slots
+from archsearch.search.replacement import Replacement, parse_replacements
 from archsearch.search.samplers import SAMPLERS
 from archsearch.search.tasks import Objective, Task, parse_objectives, parse_tasks
 
-
-@dataclass(frozen=True, kw_only=True)
-class Count:
-    """How many slots are filled, both ends included."""
-
-    low: int = 0
-    high: int
+KEYS = ("replace", "with", "count", "placement", "mixers", "patterns", "backbone", "forbid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +46,39 @@ class StudyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """What is searched. `base` has no slot filled; `published` are the options written for the inserted mixer."""
+    """What is searched. `base` is the architecture as written, with no slot filled.
+
+    `patterns` are the slots of every base pattern by its compact spelling, the base's own first; `backbones` are the
+    letters that may stand where a slot is not filled, `replace` first.
+    """
 
     name: str
     base: Architecture
     replace: str
-    insert: str
-    slots: Slots
-    count: Count
-    placements: tuple[str, ...]
-    choices: Mapping[str, Choice]
-    published: MixerOptions
+    patterns: Mapping[str, Slots]
+    backbones: tuple[str, ...]
+    replacements: tuple[Replacement, ...]
+    forbidden: tuple[Forbidden, ...]
     tasks: Mapping[str, Task]
     objectives: tuple[Objective, ...]
     budget: Budget
     study: StudyOptions
     written: Mapping[str, Any]
+
+    @property
+    def pattern(self) -> str:
+        """The base's own pattern, as `patterns` spells it."""
+        return next(iter(self.patterns))
+
+    @property
+    def slots(self) -> Slots:
+        """The slots of the base's own pattern."""
+        return self.patterns[self.pattern]
+
+    @property
+    def decisions(self) -> dict[str, Choices | Range]:
+        """What is decided by name, in the order in which it is asked; numbers of free slots apart."""
+        return decisions(self.patterns, self.backbones, self.replacements)
 
 
 def load_space(path: str | Path) -> Space:
@@ -84,25 +96,29 @@ def parse_space(values: Mapping[str, Any], where: Where) -> Space:
     ):
         raise (where / "name").error(f"must match [a-z0-9][a-z0-9_-]*; got {written.name!r}")
     base = Architecture.from_dict(written.architecture, where / "architecture")
-    place = where / "space"
-    check_keys(
-        written.space, ("replace", "with", "count", "placement", "mixers"), place, required=("replace", "with", "count")
-    )
-    replace, insert = (_letter(written.space[key], base, place / key) for key in ("replace", "with"))
-    _check_letters(replace, insert, base, place)
-    slots = find_slots(base, replace)
-    mixer = base.mixers.get(insert) or base.with_pattern(insert).mixers[insert]
+    place, values_of = where / "space", written.space
+    check_keys(values_of, KEYS, place, required=("replace", "with", "count"))
+    replace = parse_letter(values_of["replace"], base, place / "replace")
+    letters = parse_letters(values_of["with"], base, place / "with")
+    if replace not in base.pattern:
+        raise (place / "replace").error(f"must occur in the base pattern {compact(base.pattern)}; got {replace!r}")
+    num_layers = len(base.pattern) if written.architecture.get("num_layers") is not None else None
+    patterns = parse_patterns(values_of.get("patterns"), base, num_layers, replace, place / "patterns")
+    backbones = parse_backbones(values_of.get("backbone"), base, replace, patterns, place / "backbone")
+    check_inserted(letters, replace, patterns, backbones, place / "with")
+    bound = _bind(base, [*letters, *backbones, *patterns])
+    replacements = parse_replacements(values_of, letters, bound, patterns, replace, place)
     tasks = parse_tasks(written.tasks, where / "tasks")
     return Space(
         name=written.name,
-        base=_bind(base, insert),
+        base=bound,
         replace=replace,
-        insert=insert,
-        slots=slots,
-        count=_count(written.space["count"], base, replace, slots, place / "count"),
-        placements=_placements(written.space.get("placement", ["first", "spread", "last"]), slots, place / "placement"),
-        choices=_choices(written.space.get("mixers", {}), insert, type(mixer.options), place / "mixers"),
-        published=mixer.options,
+        patterns=patterns,
+        backbones=backbones,
+        replacements=replacements,
+        forbidden=parse_forbidden(
+            values_of.get("forbid", []), patterns, num_layers, backbones, replacements, place / "forbid"
+        ),
         tasks=tasks,
         objectives=parse_objectives(written.objectives, tasks, where / "objectives"),
         budget=parse_budget(written.budget, base, where / "budget"),
@@ -124,61 +140,12 @@ class _Written:
     study: dict[str, Any] = field(default_factory=dict)
 
 
-def _letter(value: object, base: Architecture, where: Where) -> str:
-    letters = sorted({*base.mixers, *registry.default_letters()})
-    if not isinstance(value, str) or value not in letters:
-        raise where.error(f"must be one letter of this architecture ({', '.join(letters)}); got {value!r}")
-    return value
-
-
-def _check_letters(replace: str, insert: str, base: Architecture, where: Where) -> None:
-    pattern = compact(base.pattern)
-    if replace == insert:
-        raise (where / "with").error(f"must be another letter than space.replace; got {insert!r} for both")
-    if replace not in base.pattern:
-        raise (where / "replace").error(f"must occur in the base pattern {pattern}; got {replace!r}")
-    if insert in base.pattern:
-        raise (where / "with").error(f"must not occur in the base pattern {pattern}; got {insert!r}")
-
-
-def _bind(base: Architecture, insert: str) -> Architecture:
-    """Return the base with the inserted letter bound as well."""
-    return base.with_pattern(base.pattern + insert).with_pattern(base.pattern)
-
-
-def _count(values: object, base: Architecture, replace: str, slots: Slots, where: Where) -> Count:
-    count = fill(Count, values, where)
-    if count.low < 0:
-        raise (where / "low").error(f"must be at least 0; got {count.low}")
-    if count.low > count.high:
-        raise where.error(f"low <= high must hold; got low={count.low}, high={count.high}")
-    if count.high > slots.total:
-        places = f"the {slots.total} places of {replace} in {compact(base.pattern)}"
-        raise (where / "high").error(f"must be at most the number of slots ({places}); got {count.high}")
-    return count
-
-
-def _placements(values: object, slots: Slots, where: Where) -> tuple[str, ...]:
-    if not isinstance(values, list) or not values:
-        raise where.error(f"must be a list of {', '.join(PLACEMENTS)}; got {values!r}")
-    beside = {"before_attention": slots.before_attention, "after_attention": slots.after_attention}
-    for i, name in enumerate(values):
-        place = Where(where.source, f"{where.key}[{i}]")
-        check_name(name, PLACEMENTS, "placement", place)
-        if name in values[:i]:
-            raise place.error(f"must name each placement once; got {name!r} twice")
-        if not beside.get(name, (0,)):
-            raise place.error(f"no slot stands next to attention on that side; got {name!r}")
-    return tuple(values)
-
-
-def _choices(values: object, insert: str, options: type[MixerOptions], where: Where) -> Mapping[str, Choice]:
-    if not isinstance(values, Mapping):
-        raise where.error(f"must be a mapping from the letter {insert} to its options; got {values!r}")
-    for letter in values:
-        if letter != insert:
-            raise (where / str(letter)).error(f"only the shape of space.with ({insert}) is searched; got {letter!r}")
-    return parse_choices(values.get(insert, {}), options, where / insert)
+def _bind(base: Architecture, patterns: Sequence[str]) -> Architecture:
+    """Return the base with the letters of further patterns bound as well."""
+    bound = base
+    for pattern in patterns:
+        bound = bound.with_pattern(pattern)
+    return bound.with_pattern(base.pattern)
 
 
 def _study(values: object, where: Where) -> StudyOptions:

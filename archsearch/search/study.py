@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from archsearch.search.budget import Check, check_exact, to_plain
-from archsearch.search.candidates import Candidate, enumerate_candidates
+from archsearch.search.candidates import Candidate
 from archsearch.search.database import GONE, one_line
+from archsearch.search.enumeration import enumerate_candidates
 from archsearch.search.judge import Table, predict
 from archsearch.search.process import Report, run_trial
 from archsearch.search.rows import Result, Row, failed_checks, objective_value, plain

@@ -70,20 +70,40 @@ def _print_sources(console: Console, rows: Sequence[Row]) -> None:
 
 
 def print_survey(space: Space, figures: Mapping[str, Any]) -> None:
-    """Print which share of a space is legal, why the rest is not, and a few candidates."""
+    """Print how large a space is, which share is legal, what the budget refuses and why, and a few candidates."""
     console = make_console()
     legal, samples = figures["legal"], figures["samples"]
-    console.print(f"{space.name}: {legal} of {samples} sampled candidates are legal ({legal / samples:.0%})")
+    console.print(f"{space.name}: {_size(figures)}")
+    console.print(f"{legal} of {samples} sampled candidates are legal ({legal / samples:.0%})")
     reasons = list(figures["reasons"].items())
     for reason, count in reasons[:REASONS]:
         console.print(f"  {count:>5} {reason}", markup=False)
     if rest := reasons[REASONS:]:
         console.print(f"  {sum(count for _, count in rest):>5} for {len(rest)} other reasons (--json shows all)")
-    if figures["distinct_in_space"] is None:
-        console.print(f"{figures['distinct_in_sample']} different models among them; the space is too large to count\n")
-    else:
-        console.print(f"{figures['distinct_in_space']} different models in all, {figures['legal_in_space']} legal\n")
+    _print_budget(console, figures["budget"])
+    console.print()
     _print_inspected(console, [*figures["given"], *figures["examples"]])
+
+
+def _size(figures: Mapping[str, Any]) -> str:
+    """Return how many ways of deciding there are and, as far as that can be counted, how many models."""
+    ways = f"{figures['ways']:,} ways to decide"
+    if figures["distinct_in_space"] is not None:
+        return f"{ways}, {figures['distinct_in_space']:,} different models in all, {figures['legal_in_space']:,} legal"
+    return f"{ways}, at most {figures['models_at_most']:,} different legal models"
+
+
+def _print_budget(console: Console, budget: Mapping[str, Any]) -> None:
+    """Print what a budget refuses of the legal samples before anything is measured, and what is left open."""
+    legal, refused = budget["legal"], budget["refused"]
+    if legal:
+        console.print(f"the budget refuses {refused} of these {legal} without a measurement ({refused / legal:.0%})")
+    for name, limit in budget["limits"].items():
+        console.print(f"  {limit['refused']:>5} {name}; one of them: {limit['example']}", markup=False)
+    for name, limit in budget["open"].items():
+        console.print(f"  {limit['left']:>5} wait for a measurement of {name}: {limit['reason']}", markup=False)
+    for line in budget["tables"]:
+        console.print(f"  {line}", markup=False)
 
 
 def _print_inspected(console: Console, inspected: list[Mapping[str, Any]]) -> None:

@@ -80,23 +80,48 @@ def _most_likely(apart: list[Array], values: Array) -> Array:
     """Return squared length scales, amplitude and noise of the highest posterior density."""
     from scipy.optimize import minimize
 
-    start = np.array([*(np.log(4.0 * max(part.mean(), 1e-6)) for part in apart), 0.0, np.log(0.05)])
+    start = np.array([*(np.log(4.0 * _typical(part)) for part in apart), 0.0, np.log(0.05)])
     width = np.array([*[1.5] * len(apart), 0.5, 1.5])  # standard deviations of the logs, around the start
-
-    def loss(logs: Array) -> float:
-        *scales, amplitude, noise = np.exp(logs)
-        kernel = _kernel(apart, np.array(scales), amplitude) + (noise + JITTER) * np.eye(len(values))
-        try:
-            factor = np.linalg.cholesky(kernel)
-        except np.linalg.LinAlgError:
-            return 1e10
-        fit = 0.5 * values @ _solve(factor, values) + np.log(np.diag(factor)).sum()
-        return float(fit + 0.5 * (((logs - start) / width) ** 2).sum())
-
     bounds = [(low - 4 * w, low + 4 * w) for low, w in zip(start, width, strict=True)]
-    found = minimize(loss, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 30})
+    stacked = np.stack(apart)
+    found = minimize(
+        _loss, start, (stacked, values, start, width), "L-BFGS-B", jac=True, bounds=bounds, options={"maxiter": 30}
+    )
     best: Array = np.exp(found.x)
     return best
+
+
+def _typical(apart: Array) -> float:
+    """Return a group's mean squared distance, or that of two categories where all are alike so far.
+
+    With a scale of almost nothing there, whatever differs would count as wholly unknown, and never be worth a trial.
+    """
+    mean = float(apart.mean())
+    return mean if mean > 1e-6 else 0.5
+
+
+def _loss(logs: Array, apart: Array, values: Array, start: Array, width: Array) -> tuple[float, Array]:
+    """Return the negative log posterior density at the logs of scales, amplitude and noise, and its gradient.
+
+    `apart` are the groups' squared distances `[G, N, N]`.
+    """
+    scales, amplitude, noise = np.exp(logs[:-2]), np.exp(logs[-2]), np.exp(logs[-1])
+    distance = np.tensordot(1 / scales, apart, 1)
+    root = np.sqrt(5.0 * distance)
+    fading = amplitude * np.exp(-root)
+    kernel = fading * (1.0 + root + root**2 / 3.0)
+    try:
+        factor = np.linalg.cholesky(kernel + (noise + JITTER) * np.eye(len(values)))
+    except np.linalg.LinAlgError:
+        return 1e10, np.zeros_like(logs)
+    weights, inverse = _solve(factor, values), _solve(factor, np.eye(len(values)))
+    steps = (logs - start) / width
+    fit = 0.5 * values @ weights + np.log(np.diag(factor)).sum()
+    slope = 0.5 * (inverse - np.outer(weights, weights))  # of the fit, by each entry of the kernel
+    by_distance = slope * fading * (5 / 6) * (1.0 + root)  # towards smaller distances
+    by_scale = np.tensordot(apart, by_distance, 2) / scales
+    gradient = np.array([*by_scale, (slope * kernel).sum(), noise * np.trace(slope)])
+    return float(fit + 0.5 * (steps**2).sum()), gradient + steps / width
 
 
 def _kernel(apart: list[Array], scales: Array, amplitude: float) -> Array:

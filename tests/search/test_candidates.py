@@ -3,12 +3,12 @@ import itertools
 from archsearch.search.candidates import (
     RandomSuggest,
     build_given,
-    enumerate_candidates,
     given,
     given_decisions,
     sample,
 )
 from archsearch.search.choices import Match, solve
+from archsearch.search.enumeration import enumerate_candidates
 from archsearch.search.space import load_space
 
 
@@ -37,7 +37,8 @@ def test_count_placement_and_shape_make_an_architecture(parse):
     candidate = sample(parse(), Decide(count=2, placement="before_attention", **SHAPE))
     assert candidate.architecture.pattern == "RMARMA"
     assert (candidate.slots, candidate.illegal) == ((1, 3), None)
-    assert (candidate.options.num_heads, candidate.options.key_head_dim, candidate.options.conv_width) == (4, 8, None)
+    options = candidate.options["M"]
+    assert (options.num_heads, options.key_head_dim, options.conv_width) == (4, 8, None)
 
 
 def test_nothing_more_is_asked_without_a_filled_slot(parse):
@@ -92,7 +93,7 @@ def test_given_are_the_base_one_first_and_all_before_attention_as_written(parse)
     built = {found.name: build_given(space, found) for found in given(space)}
     patterns = {name: candidate.architecture.pattern for name, candidate in built.items()}
     assert patterns == {"base": "RRARRA", "first": "MRARRA", "before_attention": "RMARMA"}
-    assert built["first"].options.num_heads == 2
+    assert built["first"].options["M"].num_heads == 2
     assert all(candidate.illegal is None for candidate in built.values())
 
 
@@ -117,5 +118,5 @@ def test_the_published_shape_has_81_heads_at_equal_parameters():
     candidate = sample(
         space, Decide(count=3, placement="before_attention", **{"M.key_head_dim": 64, "M.value_head_dim": 16})
     )
-    assert candidate.options.num_heads == 81
+    assert candidate.options["M"].num_heads == 81
     assert candidate.architecture.pattern == "RRRMARRR" * 3

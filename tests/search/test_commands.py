@@ -79,6 +79,33 @@ def test_a_dry_run_says_which_share_is_legal_and_trains_nothing(space_file, tmp_
     figures = json.loads(capsys.readouterr().out)
     assert figures["legal"] + sum(figures["reasons"].values()) == 1000
     assert figures["distinct_in_space"] == 58
+    assert figures["ways"] == 1 + 4 * (3 + 4) + 4 * (3 + 12) + 4 * (3 + 24)
+    assert figures["models_at_most"] == 1 + 2 * (4 + 6 + 4)
+    assert figures["legal_in_space"] == 29  # two of four shapes; the places without room are no models
+
+
+def test_a_dry_run_says_what_the_budget_refuses_and_what_waits_for_a_measurement(values, tmp_path, capsys):
+    values["budget"] = {
+        "parameters": {"at_most": 1.0, "of": "base"},
+        "train_tokens_per_second": {"at_least": 0.9, "of": "base"},
+        "sequence_length": 8,
+        "batch_size": 1,
+    }
+    save_yaml(tmp_path / "space.yaml", values)
+    assert main(["search", str(tmp_path / "space.yaml"), "--dry-run", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    budget, limit = figures["budget"], figures["budget"]["limits"]["parameters"]
+    assert budget["legal"] == figures["legal"]
+    assert budget["refused"] == limit["refused"] > 0
+    assert limit["example"].startswith("parameters 1")
+    waiting = budget["open"]["train_tokens_per_second"]
+    assert waiting["reason"] == "no cost table for these conditions on this machine"
+    assert budget["refused"] + waiting["left"] < budget["legal"]  # the base is its own anchor
+    assert main(["search", str(tmp_path / "space.yaml"), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert f"the budget refuses {budget['refused']} of these {budget['legal']} without a measurement" in out
+    assert f"{limit['refused']} parameters; one of them: parameters 1" in out
+    assert f"{waiting['left']} wait for a measurement of train_tokens_per_second: no cost table" in out
 
 
 def test_ctrl_c_keeps_everything_and_says_how_to_go_on(space_file, tmp_path, monkeypatch, capsys):
@@ -109,7 +136,9 @@ def test_options_are_checked(space_file, capsys):
     assert "--stop-after: must be a number" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["demo", "state_tracking", "recall", "needle", "hybrid_410m", "hybrid_7b_moe"])
+@pytest.mark.parametrize(
+    "name", ["demo", "state_tracking", "recall", "needle", "hybrid_410m", "hybrid_7b_moe", "backbones_410m"]
+)
 def test_the_search_spaces_that_come_along_can_be_sampled(name):
     from archsearch.search.dry_run import survey
     from archsearch.search.space import load_space
@@ -118,4 +147,5 @@ def test_the_search_spaces_that_come_along_can_be_sampled(name):
     figures = survey(space, seed=0, samples=50)
     assert figures["legal"] >= 25
     published = ["base", "first"] + ["before_attention"] * bool(space.slots.before_attention)
+    published += [f"{placement} {x.letter}" for x in space.replacements[1:] for placement in published[1:]]
     assert [found["given"] for found in figures["given"]] == published

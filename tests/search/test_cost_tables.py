@@ -6,12 +6,15 @@ import json
 import pytest
 
 from archsearch.config import ConfigError, Where
+from archsearch.search.candidates import RandomSuggest, sample
 from archsearch.search.cost_tables import FOLDER, architectures, default_path, prepare, random_patterns
+from archsearch.search.dry_run import survey
 from archsearch.search.session import Options, run
 from archsearch.search.space import parse_space
 from archsearch.throughput.conditions import Conditions
 from archsearch.throughput.cost_table import Cost, CostTable, load_table, parts_of, with_vocabulary
 from archsearch.throughput.machine import key_of_this_machine
+from tests.search.varied import varied
 
 SECONDS = {"gated_deltanet": 1.0, "m2rnn": 1.4, "attention": 0.5, "embedding": 2.0}
 BUDGET = {"train_tokens_per_second": {"at_least": 0.92, "of": "base"}, "sequence_length": 8, "batch_size": 1}
@@ -58,6 +61,26 @@ def test_every_block_that_a_candidate_can_have_belongs_in_the_table(space):
     assert len(heads) >= 2
     everything = [x for pattern in random_patterns(space, 12, seed=3) for x in parts_of(with_vocabulary(pattern))]
     assert set(everything) <= parts
+
+
+def test_the_blocks_of_every_letter_backbone_and_base_pattern_belong_in_the_table():
+    space = varied(patterns=["R2AR2A", "RUR"], forbid=[{"M.count": 1}])
+    known = {part for x in architectures(space) for part in parts_of(with_vocabulary(x))}
+    assert {part.split(" ", 1)[0] for part in known} == {
+        "embedding",
+        "gated_deltanet",
+        "mamba2",
+        "attention",
+        "gru",
+        "m2rnn",
+        "rnn",
+    }
+    suggest = RandomSuggest(0)
+    drawn = [x for _ in range(300) if (x := sample(space, suggest)).illegal is None]
+    assert {part for x in drawn for part in parts_of(with_vocabulary(x.architecture))} <= known
+    patterns = random_patterns(space, 12, seed=3)
+    assert {part for x in patterns for part in parts_of(with_vocabulary(x))} <= known
+    assert {letter for x in patterns for letter in x.pattern} == set("RSAUMN")
 
 
 def test_random_patterns_differ_and_a_third_asks_for_heads_that_no_table_has(space):
@@ -150,3 +173,25 @@ def test_another_machines_figures_say_so_wherever_they_stand(space, file, tmp_pa
     capsys.readouterr()
     print_result(space, conclusion.folder, conclusion.evidence, conclusion.message)
     assert "warning: predicted for another machine, NVIDIA H200" in capsys.readouterr().out
+
+
+def test_a_dry_run_predicts_from_the_table_beside_the_space_and_leaves_it_alone(space, file, tmp_path):
+    path = put_beside(space, file)
+    before = path.read_bytes()
+    budget = survey(space, seed=0, samples=100, file=file)["budget"]
+    assert budget["tables"] == [f"train: costs from {path}, 5 parts, 0 whole patterns"]
+    limit = budget["limits"]["train_tokens_per_second"]
+    assert "(predicted)" in limit["example"]
+    assert 0 < limit["refused"] == budget["refused"] < budget["legal"]
+    assert budget["open"] == {}
+    assert path.read_bytes() == before
+    assert [x.name for x in tmp_path.iterdir()] == [FOLDER]
+
+
+def test_a_dry_run_says_why_a_table_is_not_used(space, file):
+    path = put_beside(space, file, torch="1.0")
+    budget = survey(space, seed=0, samples=20, file=file)["budget"]
+    assert budget["tables"][0].startswith(f"not used: {path}: is a table of another machine")
+    assert budget["open"]["train_tokens_per_second"]["reason"] == "no cost table for these conditions on this machine"
+    named = survey(space, seed=0, samples=20, file=file, tables=[str(path)])["budget"]
+    assert named["refused"] > 0

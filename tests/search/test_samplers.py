@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import optuna
 import pytest
 
-from archsearch.search.candidates import build, enumerate_candidates, sample
+from archsearch.search.candidates import RandomSuggest, build, sample
+from archsearch.search.enumeration import enumerate_candidates
+from archsearch.search.filling import Filling
 from archsearch.search.pattern_sampler import Features, Follow, expected_improvement, neighbour
 from archsearch.search.rows import describe
 from archsearch.search.samplers import SAMPLERS, Setting, seed_of_trial
 from archsearch.search.store import _TrialSuggest
-from archsearch.search.surrogate import Surrogate, standardised
+from archsearch.search.surrogate import Surrogate, _loss, standardised
+from tests.search.varied import varied
 
 ROOMY = {
     "architecture.pattern": "(R3A)4",
@@ -27,6 +30,22 @@ ROOMY = {
 
 def no(_):
     return False
+
+
+def filled(space, pattern=None, backbone=None, **slots):
+    """Return the candidate with these slots of each letter filled, its shapes as written."""
+    fillings = [
+        Filling(
+            letter=x.letter,
+            count=len(own),
+            placement="free",
+            slots=tuple(own),
+            options=x.published if own else None,
+        )
+        for x in space.replacements
+        for own in [slots.get(x.letter, ())]
+    ]
+    return build(space, fillings, pattern=pattern, backbone=backbone)
 
 
 def run(space, name, trials, score, seed=0, refuses=no, features=None):
@@ -56,7 +75,7 @@ def test_every_sampler_draws_legal_decisions_for_two_objectives(parse, name):
 def test_patterns_are_nearer_the_fewer_places_a_layer_moves(parse):
     space = parse(ROOMY)
     features = Features(space)
-    groups = features.of([build(space, "free", slots, space.published) for slots in [(4,), (5,), (6,), (11,), (4, 5)]])
+    groups = features.of([filled(space, M=slots) for slots in [(4,), (5,), (6,), (11,), (4, 5)]])
     places = groups[1]
     apart = [float(np.square(places[0] - other).sum()) for other in places]
     assert apart[0] == 0 < apart[1] < apart[2] < apart[3]
@@ -71,6 +90,83 @@ def test_what_is_on_record_has_the_features_of_the_candidate_itself(parse):
     recorded = features.of_descriptions([asdict(describe(space, candidate)) for candidate in candidates])
     for one, other in zip(features.of(candidates), recorded, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", list(SAMPLERS))
+def test_every_sampler_draws_letters_base_patterns_and_backbones(name):
+    space = varied()
+    _, candidates = run(space, name, 12, lambda candidate: [candidate.count, 1.0])
+    assert len({candidate.pattern for candidate in candidates}) == 2
+    assert len({candidate.backbone for candidate in candidates}) == 2
+    assert len({tuple(x.count for x in candidate.fillings) for candidate in candidates}) > 3
+
+
+def test_letters_base_patterns_and_backbones_are_apart_in_groups_of_their_own():
+    space = varied()
+    near = [filled(space, M=(0,), N=(2,)), filled(space, M=(1,), N=(2,)), filled(space, M=(0,), N=(3,))]
+    near += [filled(space, M=(0,), N=(2,), pattern="R3AR"), filled(space, M=(0,), N=(2,), backbone="S")]
+    groups = Features(space).of(near)
+    differ = [[i for i, group in enumerate(groups) if (group[0] != group[other]).any()] for other in range(1, 5)]
+    moved_m, moved_n, pattern, backbone = differ
+    assert set(moved_m) <= set(range(5))  # count, places, beside attention, spread, one option; M before N
+    assert set(moved_n) <= set(range(5, 10))
+    assert set(pattern) - set(range(10)) == {10, 11, 12}
+    assert backbone == [13]
+    assert np.square(groups[13][0] - groups[13][4]).sum() == pytest.approx(1)
+
+
+def test_what_is_on_record_of_a_varied_space_has_the_features_of_the_candidate_itself():
+    space = varied()
+    drawn = [sample(space, Follow({}, random.Random(seed))) for seed in range(40)]
+    candidates = [candidate for candidate in drawn if candidate.architecture]
+    assert any(candidate.backbone not in candidate.architecture.pattern for candidate in candidates)
+    recorded = Features(space).of_descriptions([asdict(describe(space, candidate)) for candidate in candidates])
+    for one, other in zip(Features(space).of(candidates), recorded, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_neighbour_of_several_letters_is_a_step_away():
+    space = varied(patterns=["R2AR2A", "R3AR2"], placement=["free"])
+    params = {
+        "pattern": "R3AR2",
+        "backbone": "S",
+        "M.count": 1,
+        "M.placement": "free",
+        "M.slot_0": 1,
+        "N.count": 1,
+        "N.placement": "free",
+        "N.slot_0": 2,
+        "M.key_head_dim": 8,
+        "N.head_dim": 4,
+    }
+    drawing, seen = random.Random(0), set()
+    assert sample(space, Follow(params, drawing)).architecture.pattern == "SMSANS"
+    for _ in range(400):
+        found = sample(space, Follow(neighbour(params, space, drawing), drawing))
+        if (found.pattern, found.backbone) == ("R3AR2", "S"):
+            seen.add(found.architecture.pattern)
+            assert sum(a != b for a, b in zip(found.architecture.pattern, "SMSANS", strict=True)) <= 2
+        else:
+            assert found.pattern == "R3AR2" or found.backbone == "S"
+            seen.add((found.pattern, found.backbone))
+    moved, taken, left, exchanged = {"MSSANS", "SMNASS"}, {"MMSANS", "SMSANN"}, {"SSSANS", "SMSASS"}, {"SNSAMS"}
+    assert moved | taken | left | exchanged | {("R2AR2A", "S"), ("R3AR2", "R")} <= seen
+
+
+def test_it_finds_letters_and_a_backbone_in_fewer_trials_than_chance_would_take(parse):
+    one = parse({"objectives": [{"task": "s3", "metric": "loss", "direction": "minimize"}]}).objectives
+    space = replace(varied({"pattern": "(R3A)3"}, patterns=["(R3A)3", "(R2A)4"], placement=["free"]), objectives=one)
+
+    def score(candidate):
+        m, n = (x.slots for x in candidate.fillings)
+        apart = sum(abs(slot - 2) for slot in m) + sum(abs(slot - 6) for slot in n)
+        wrong = (candidate.backbone != "S") + (candidate.pattern != "(R3A)3")
+        return abs(len(m) - 1) + abs(len(n) - 2) + apart / 8 + wrong
+
+    _, candidates = run(space, "pattern", 20, score)
+    suggest = RandomSuggest(0)
+    chance = sorted(score(x) for _ in range(2000) if (x := sample(space, suggest)).illegal is None)
+    assert min(map(score, candidates)) <= chance[len(chance) // 200]  # 20 draws reach this one time in ten
 
 
 def test_nothing_is_proposed_twice_nor_what_would_be_refused(parse):
@@ -102,7 +198,7 @@ def test_it_finds_a_place_in_fewer_trials_than_chance_would_take(parse, seed):
     space = parse({**ROOMY, "objectives": [{"task": "s3", "metric": "loss", "direction": "minimize"}]})
 
     def score(candidate):
-        shape = 0 if candidate.options is None else abs(candidate.options.key_head_dim - 8) / 8
+        shape = sum(abs(options.key_head_dim - 8) / 8 for options in candidate.options.values())
         return abs(candidate.count - 2) + sum(abs(slot - 7) for slot in candidate.slots) / 12 + shape
 
     _, candidates = run(space, "pattern", 25, score, seed)
@@ -118,7 +214,7 @@ def test_a_neighbour_is_a_step_away(parse):
         found = sample(space, Follow(neighbour(params, space, drawing), drawing))
         moved = len(set(found.slots) ^ {3, 8})
         assert moved <= 2
-        changes.add((moved, found.options.key_head_dim))
+        changes.add((moved, found.options["M"].key_head_dim))
     assert {(0, 4), (0, 16), (1, 8), (2, 8)} <= changes
 
 
@@ -131,6 +227,25 @@ def test_the_surrogate_knows_what_it_was_told_and_that_it_knows_no_more():
     at_half = standardised(np.sin(6 * np.append(x[:, 0], 0.5)))[-1]
     assert mean[0] == pytest.approx(at_half, abs=0.1)
     assert deviation[1] > 5 * deviation[0]
+
+
+def test_what_differs_in_a_group_in_which_all_were_alike_is_not_wholly_unknown():
+    x = np.linspace(0, 1, 12)[:, None]
+    belief = Surrogate.fit([x, np.zeros((12, 1))], standardised(x[:, 0]), seed=0)
+    known, other, far = (belief.predict([np.array([[a]]), np.array([[b]])]) for a, b in [(1, 0), (1, 0.7), (1, 50)])
+    assert 0.5 * known[0][0] < other[0][0] < known[0][0]
+    assert known[1][0] < other[1][0] < far[1][0]
+
+
+def test_the_surrogates_loss_falls_as_its_gradient_says():
+    random_ = np.random.default_rng(0)
+    values = random_.normal(size=20)
+    apart = np.stack([np.square(x[:, None] - x[None]) for x in random_.normal(size=(3, 20))])
+    start, width, logs = np.zeros(5), np.ones(5), random_.normal(size=5) / 2
+    _, gradient = _loss(logs, apart, values, start, width)
+    for i, step in enumerate(1e-5 * np.eye(5)):
+        ends = [_loss(at, apart, values, start, width)[0] for at in (logs - step, logs + step)]
+        assert gradient[i] == pytest.approx((ends[1] - ends[0]) / 2e-5, rel=1e-5, abs=1e-6)
 
 
 def test_expected_improvement_grows_with_mean_and_doubt():

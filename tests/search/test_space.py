@@ -6,10 +6,11 @@ from archsearch.search.choices import Choices, Match, Range
 
 def test_a_space_is_read(parse):
     space = parse()
-    assert (space.name, space.replace, space.insert) == ("tiny", "R", "M")
+    (replacement,) = space.replacements
+    assert (space.name, space.replace, replacement.letter, replacement.prefix) == ("tiny", "R", "M", "")
     assert space.slots.layers == (0, 1, 3, 4)
     assert space.base.pattern == "RRARRA"
-    assert space.choices == {
+    assert replacement.choices == {
         "key_head_dim": Choices(values=(4, 8)),
         "value_head_dim": Choices(values=(4, 24)),
         "num_heads": Match(tolerance=0.2),
@@ -24,7 +25,10 @@ def test_a_space_is_read(parse):
 
 def test_an_option_is_fixed_listed_or_a_range(parse):
     space = parse({"space.mixers.M": {"key_head_dim": 8, "value_head_dim": {"low": 4, "high": 12, "step": 4}}})
-    assert space.choices == {"key_head_dim": Choices(values=(8,)), "value_head_dim": Range(low=4, high=12, step=4)}
+    assert space.replacements[0].choices == {
+        "key_head_dim": Choices(values=(8,)),
+        "value_head_dim": Range(low=4, high=12, step=4),
+    }
 
 
 def test_an_objective_at_the_training_length_is_the_plain_metric(parse):
@@ -33,7 +37,7 @@ def test_an_objective_at_the_training_length_is_the_plain_metric(parse):
 
 def test_a_letter_that_is_not_written_has_its_defaults(parse):
     space = parse({"architecture.mixers.M": ..., "space.mixers": {}})
-    assert space.published.num_heads == 4
+    assert space.replacements[0].published.num_heads == 4
 
 
 @pytest.mark.parametrize(
