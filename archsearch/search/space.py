@@ -15,6 +15,7 @@ from archsearch.registry import MixerOptions
 from archsearch.search.budget import Budget, parse_budget
 from archsearch.search.choices import Choice, parse_choices
 from archsearch.search.keys import check_keys, check_name
+from archsearch.search.measures import want
 from archsearch.search.placement import PLACEMENTS, Slots, find_slots
 from archsearch.search.samplers import SAMPLERS
 from archsearch.search.tasks import Objective, Task, parse_objectives, parse_tasks
@@ -30,10 +31,14 @@ class Count:
 
 @dataclass(frozen=True, kw_only=True)
 class Confirm:
-    """How many of the best candidates are trained again, with how many fresh seeds."""
+    """How many of the best candidates are trained again, with how many fresh seeds.
+
+    `among` says which these are: the best by the first objective, of all or of the Pareto front.
+    """
 
     top: int = 3
     seeds: int = 3
+    among: str = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +98,8 @@ def parse_space(values: Mapping[str, Any], where: Where) -> Space:
     slots = find_slots(base, replace)
     mixer = base.mixers.get(insert) or base.with_pattern(insert).mixers[insert]
     tasks = parse_tasks(written.tasks, where / "tasks")
+    objectives = parse_objectives(written.objectives, tasks, where / "objectives")
+    budget = parse_budget(written.budget, base, where / "budget")
     return Space(
         name=written.name,
         base=_bind(base, insert),
@@ -104,9 +111,9 @@ def parse_space(values: Mapping[str, Any], where: Where) -> Space:
         choices=_choices(written.space.get("mixers", {}), insert, type(mixer.options), place / "mixers"),
         published=mixer.options,
         tasks=tasks,
-        objectives=parse_objectives(written.objectives, tasks, where / "objectives"),
-        budget=parse_budget(written.budget, base, where / "budget"),
-        study=_study(written.study, where / "study"),
+        objectives=objectives,
+        budget=want(budget, base, objectives, where / "objectives"),
+        study=_study(written.study, len(objectives), where / "study"),
         written=dict(values),
     )
 
@@ -181,9 +188,12 @@ def _choices(values: object, insert: str, options: type[MixerOptions], where: Wh
     return parse_choices(values.get(insert, {}), options, where / insert)
 
 
-def _study(values: object, where: Where) -> StudyOptions:
+def _study(values: object, objectives: int, where: Where) -> StudyOptions:
     study = fill(StudyOptions, values, where)
     check_name(study.sampler, tuple(SAMPLERS), "sampler", where / "sampler")
+    check_name(study.confirm.among, ("all", "front"), "choice", where / "confirm.among")
+    if study.confirm.among == "front" and objectives == 1:
+        raise (where / "confirm.among").error("there is a front of several objectives only; got 'front' and one")
     if study.pruner != "none":
         raise (where / "pruner").error(f"must be none, the only pruner there is; got {study.pruner!r}")
     for name, value, least in (
