@@ -46,7 +46,7 @@ def _confirmed(objective: Mapping[str, Any], confidence: float, is_base: bool) -
 
 
 def _interval(estimate: Mapping[str, Any], sign: str) -> str:
-    if estimate["low"] is None or estimate["low"] == estimate["high"]:
+    if estimate["low"] is None or (estimate["seeds"] == 0 and estimate["low"] == estimate["high"]):  # by formula
         return ""
     return f" [{estimate['low']:{sign}.3g}, {estimate['high']:{sign}.3g}]"
 

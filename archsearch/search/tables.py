@@ -36,9 +36,14 @@ def cells(space: Space, row: Row, report: Report | None = None, front: Collectio
         f"{described.parameters:,}" if described and described.parameters else "",
         f"{described.parameters_change:+.1%}" if described and described.parameters_change is not None else "",
         f"{'~' if row.is_predicted else ''}{row.ratio:.2f} x" if row.ratio is not None else "",
-        *(f"{value:.4g}" if value is not None else "" for value in values),
+        *(number(value) if value is not None else "" for value in values),
         outcome(row, report),
     ]
+
+
+def number(value: float, sign: str = "") -> str:
+    """Return a figure for people: from a thousand on in full."""
+    return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.{3 if sign else 4}g}"
 
 
 def outcome(row: Row, report: Report | None = None) -> str:
@@ -94,7 +99,7 @@ def _mean(objective: Mapping[str, Any]) -> str:
     if estimate is None:
         return "no seed succeeded"
     if not objective["values"]:  # a measure
-        return f"{estimate['mean']:.4g}"
+        return number(estimate["mean"])
     if estimate["low"] is None:
         return f"{estimate['mean']:.4g} (one seed)"
     return f"{estimate['mean']:.4g} ± {estimate['high'] - estimate['mean']:.2g}"
@@ -106,6 +111,7 @@ def _difference(objective: Mapping[str, Any]) -> str:
         return "unknown"
     if found["low"] is None:
         return f"{found['mean']:+.3g} (one seed: unknown)"
-    if found["low"] == found["high"]:
-        return f"{found['mean']:+.3g}{' a tie' if found['is_tie'] else ''}"
-    return f"{found['mean']:+.3g} [{found['low']:+.2g}, {found['high']:+.2g}]{' a tie' if found['is_tie'] else ''}"
+    if found["seeds"] == 0 and found["low"] == found["high"]:  # by formula
+        return f"{number(found['mean'], '+')}{' a tie' if found['is_tie'] else ''}"
+    interval = f"[{number(found['low'], '+')}, {number(found['high'], '+')}]"
+    return f"{number(found['mean'], '+')} {interval}{' a tie' if found['is_tie'] else ''}"

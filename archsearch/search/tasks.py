@@ -177,7 +177,7 @@ class _WrittenObjective:
     task: str | None = None
     metric: str | None = None
     direction: Literal["maximize", "minimize"] | None = None
-    length: int | None = None
+    length: int | None = quantity("count", default=None)
     part: str | None = None
     group: str | None = None
     measure: str | None = None

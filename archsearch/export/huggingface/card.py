@@ -140,8 +140,8 @@ def _budget(winner: Mapping[str, Any]) -> str:
 def _estimate(estimate: Mapping[str, Any] | None, sign: str = "") -> str:
     if estimate is None:
         return ""
-    if estimate["low"] is None or estimate["low"] == estimate["high"]:
-        return f"{estimate['mean']:{sign}.4g}{' (one seed)' if estimate['seeds'] == 1 else ''}"
+    if estimate["low"] is None:
+        return f"{estimate['mean']:{sign}.4g}{' (one seed)' if estimate['seeds'] else ''}"
     tie = ", a tie" if sign and estimate["is_tie"] else ""
     return f"{estimate['mean']:{sign}.4g} [{estimate['low']:{sign}.4g}, {estimate['high']:{sign}.4g}]{tie}"
 
