@@ -11,12 +11,11 @@ from archsearch.architecture import Architecture
 from archsearch.config import Where
 from archsearch.search.budget import SPEEDS, Budget, figure
 from archsearch.search.keys import check_name
-from archsearch.throughput.cost_table import with_vocabulary
-from archsearch.throughput.predict import Estimate, MissingPartsError, Predictor
 
 if TYPE_CHECKING:
     from archsearch.search.tasks import Objective
     from archsearch.throughput.measure import Measurement
+    from archsearch.throughput.predict import Estimate, Predictor
 
 DIRECTIONS = {
     "train_tokens_per_second": "maximize",
@@ -89,10 +88,12 @@ def exact_figures(
 
 def predicted_figure(name: str, budget: Budget, architecture: Architecture, predictor: Predictor) -> Figure | None:
     """Return a measured measure as a cost table predicts it, None where the table cannot."""
-    own = with_vocabulary(architecture)
+    from archsearch.throughput.cost_table import with_vocabulary
+    from archsearch.throughput.predict import MissingPartsError
+
     try:
         if name == "peak_memory":
-            memory = predictor.peak_memory(own)
+            memory = predictor.peak_memory(with_vocabulary(architecture))
             return _figure(memory, None, budget.confidence, predictor.source) if memory else None
         anchor, key = budget.anchor(SPEEDS[name]), predictor.table.key
         assert anchor is not None

@@ -36,19 +36,19 @@ def _confirmed(objective: Mapping[str, Any], confidence: float, is_base: bool) -
     mean, difference = objective["estimate"], objective["difference_to_base"]
     if mean is None:
         return f"{objective['label']}: unknown"
-    text = f"{objective['label']}: {mean['mean']:.6g}{_interval(mean, '')}"
+    text = f"{objective['label']}: {mean['mean']:.5g}{_interval(mean, '')}"
     if objective["values"]:
         text += f", {confidence:.0%} t-interval over the fresh seeds {', '.join(objective['values'])}"
     if difference is not None:
         tie = ", a tie" if difference["is_tie"] else ""
-        return f"{text}; against the base {difference['mean']:+.3g}{_interval(difference, '+')}{tie}"
+        return f"{text}; against the base {difference['mean']:+.5g}{_interval(difference, '+')}{tie}"
     return f"{text}; it is the base" if is_base else text
 
 
 def _interval(estimate: Mapping[str, Any], sign: str) -> str:
     if estimate["low"] is None or (estimate["seeds"] == 0 and estimate["low"] == estimate["high"]):  # by formula
         return ""
-    return f" [{estimate['low']:{sign}.3g}, {estimate['high']:{sign}.3g}]"
+    return f" [{estimate['low']:{sign}.5g}, {estimate['high']:{sign}.5g}]"
 
 
 def _words(check: Mapping[str, Any]) -> str:
