@@ -137,8 +137,9 @@ def _against_base(found: Mapping[str, Any] | None) -> str:
 
 
 def _ties(evidence: Mapping[str, Any]) -> str:
-    """Return what the seeds cannot tell from the winner, in words."""
-    if not (numbers := evidence.get("ties")):
+    """Return what the seeds cannot tell from the winner, in words; a tie with the base has been called one before."""
+    bases = [found["trial"] for found in evidence["confirmed"] if found["is_base"]]
+    if not (numbers := [number for number in evidence.get("ties", []) if number not in bases]):
         return ""
     label = evidence["objectives"][0]["label"]
     trials = f"trial{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

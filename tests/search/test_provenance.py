@@ -38,7 +38,7 @@ def test_a_header_is_comments_whatever_is_in_it():
     assert lines == [
         "# winner of the study tiny: trial 3, MRA with 4 heads",
         "# s3 accuracy: 0.5 (one run, the search's seed 7)",
-        "# parameters: 1234 (measured once)",
+        "# parameters: 1,234 (measured once)",
         "# budget: parameters 1,234, must be at most 2,000: feasible",
         "# device H200; archsearch 1, torch 2; 2026-01-01T00:00:00Z",
         "# command: archsearch search 'a !!python/object: x'",
@@ -60,7 +60,7 @@ def test_the_winner_carries_its_evidence_and_so_does_what_is_exported(study, tmp
     head = header(evidence, evidence["winner"])
     first = evidence["confirmed"][0]["objectives"][0]
     assert evidence["comparisons"] == 2
-    assert f"# s3 accuracy @16: {first['estimate']['mean']:.5g} [" in head
+    assert f"# s3 accuracy @16: {first['estimate']['mean']:.4g} [" in head
     assert "95% t-interval over the fresh seeds 1000, 1001, 1002; against the base +" in head
     assert "# budget: parameters 11,7" in head
     assert "# command: archsearch" in head
