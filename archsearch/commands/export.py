@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if as_folder:
         _write_folder(args, target, architecture, evidence)
     else:
-        _write_text(args, target, architecture, task)
+        _write_text(args, target, architecture, task, _header(evidence))
     return 0
 
 
@@ -72,13 +72,22 @@ def _check(args: argparse.Namespace, target: Target, as_folder: bool) -> None:
         check_output(Path(args.output), args.force, is_folder=as_folder)
 
 
-def _write_text(args: argparse.Namespace, target: Target, architecture: Architecture, task: TrainingTask) -> None:
+def _header(evidence: Mapping[str, Any] | None) -> str:
+    """Return the winner's evidence as comment lines, which every target's file takes."""
+    from archsearch.search.provenance import header
+
+    return header(evidence, evidence["winner"]) if evidence and evidence["winner"] is not None else ""
+
+
+def _write_text(
+    args: argparse.Namespace, target: Target, architecture: Architecture, task: TrainingTask, head: str
+) -> None:
     from archsearch.commands.output import writing
     from archsearch.export import load
     from archsearch.files import write_atomic
 
     assert target.text is not None
-    text = load(target.text)(architecture, task)
+    text = head + load(target.text)(architecture, task)
     if args.output is None:
         print(text, end="")
         return
@@ -101,8 +110,21 @@ def _write_folder(
     write = load(target.folder)
     given = {name: getattr(args, name) and Path(getattr(args, name)) for name in ("checkpoint", "tokenizer")}
     with writing(args.output):
-        write_folder_atomic(args.output, lambda folder: write(architecture, folder, **given, evidence=evidence))
+        write_folder_atomic(args.output, lambda folder: _fill(folder, write, architecture, given, evidence))
     print(f"wrote {args.output}")
+
+
+def _fill(
+    folder: Path,
+    write: Callable[..., None],
+    architecture: Architecture,
+    given: Mapping[str, Path | None],
+    evidence: Mapping[str, Any] | None,
+) -> None:
+    """Write the model, and beside it all that the study has on record."""
+    write(architecture, folder, **given, evidence=evidence)
+    if evidence is not None:
+        (folder / "evidence.json").write_text(json.dumps(evidence, indent=1) + "\n", encoding="utf-8")
 
 
 def _best(study: Path) -> tuple[Path, TrainingTask]:

@@ -81,6 +81,7 @@ class Budget:
     """All limits of a space, and the conditions under which the measured ones are measured (seconds, tokens).
 
     `tables` are the cost tables that the space names; `base` is the id of its base, which counts as feasible in doubt.
+    `wanted` is what objectives want to be measured, limited or not; speeds then in turns with `origin`, the base.
     """
 
     parameters: tuple[Limit, ...] = ()
@@ -96,21 +97,38 @@ class Budget:
     blocks: str = "eager"
     tables: tuple[str, ...] = ()
     base: str = ""
+    wanted: tuple[str, ...] = ()
+    origin: Mapping[str, Any] | None = None
 
     @property
     def measured(self) -> bool:
-        """Whether any limit needs something to be timed."""
+        """Whether any limit or objective needs something to be timed."""
         return bool(self.modes)
 
     @property
     def modes(self) -> tuple[str, ...]:
         """What has to be timed: `train`, `decode`."""
-        train = self.train_tokens_per_second is not None or self.peak_memory is not None
-        return ("train",) * train + ("decode",) * (self.decode_tokens_per_second is not None)
+        limits = (*SPEEDS, "peak_memory")
+        asked = {name for name in limits if getattr(self, name) is not None} | set(self.wanted)
+        modes = {SPEEDS.get(name, "train") for name in asked}
+        return tuple(mode for mode in SPEEDS.values() if mode in modes)
 
     def speed(self, mode: str) -> Throughput | None:
         """Return the limit on tokens/s in a mode."""
         return self.train_tokens_per_second if mode == "train" else self.decode_tokens_per_second
+
+    def wants_speed(self, mode: str) -> bool:
+        """Return whether an objective wants the tokens/s in a mode, and not only what a limit needs to know."""
+        return any(SPEEDS[name] == mode for name in self.wanted if name in SPEEDS)
+
+    def anchor(self, mode: str) -> Architecture | None:
+        """Return what a mode's speed is a fraction of, None where nothing is."""
+        speed = self.speed(mode)
+        if speed is not None and speed.fraction:
+            return speed.anchor
+        if self.origin is None or not self.wants_speed(mode):
+            return None
+        return Architecture.from_dict(self.origin, Where("budget", "origin"))
 
     def conditions(self, mode: str) -> dict[str, Any]:
         """Return under which conditions a mode is timed, as `throughput.conditions.Conditions` takes them."""
@@ -202,12 +220,12 @@ def to_plain(budget: Budget) -> dict[str, Any]:
     for name in SPEEDS:
         if throughput := getattr(budget, name):
             plain[name]["anchor"] = throughput.anchor.to_dict()
-    return {**plain, **{name: list(plain[name]) for name in ("parameters", "state_bytes", "tables")}}
+    return {**plain, **{name: list(plain[name]) for name in ("parameters", "state_bytes", "tables", "wanted")}}
 
 
 def from_plain(plain: Mapping[str, Any], where: Where) -> Budget:
     """Return what `to_plain` wrote."""
-    read = {**plain, "tables": tuple(plain["tables"])}
+    read = {**plain, "tables": tuple(plain["tables"]), "wanted": tuple(plain["wanted"])}
     for name in SPEEDS:
         if throughput := plain[name]:
             anchor = Architecture.from_dict(throughput["anchor"], where / f"{name}.anchor")

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from archsearch import __version__
-from archsearch.config import save_yaml
+from archsearch.architecture import Architecture
+from archsearch.config import Where
 from archsearch.files import write_atomic
 from archsearch.search.database import hide_password
+from archsearch.search.front import front, ranked
+from archsearch.search.provenance import header
 from archsearch.search.rows import Row
-from archsearch.search.selection import CONFIDENCE, Confirmed, Estimate, ranked, winner
+from archsearch.search.selection import CONFIDENCE, Confirmed, Estimate, comparisons, confirmed_front, ties, winner
 from archsearch.search.space import Space
 
 FORMAT = 1
@@ -31,6 +34,7 @@ def gather(
 ) -> dict[str, Any]:
     """Return all figures, seeds, verdicts and circumstances of a study that has ended."""
     best = _winner_row(space, rows, confirmed)
+    on_front = confirmed_front(space, confirmed)
     return {
         "format": FORMAT,
         "name": space.name,
@@ -44,29 +48,33 @@ def gather(
         "counts": dict(Counter(row.outcome for row in rows)),
         "winner": best.number if best else None,
         "nearest": None if best else _nearest(rows),
+        "front": [row.number for row in front(space, rows)],
         "confidence": CONFIDENCE,
-        "confirmed": [_confirmed(space, candidate, confirmed) for candidate in confirmed],
+        "comparisons": comparisons(confirmed),
+        "ties": [candidate.row.number for candidate in ties(space, confirmed)],
+        "confirmed": [
+            {**_confirmed(space, candidate, confirmed), "on_front": candidate in on_front} for candidate in confirmed
+        ],
         "trials": [_trial(space, row) for row in rows],
     }
 
 
 def write(space: Space, folder: Path, evidence: dict[str, Any], rows: Sequence[Row]) -> None:
     """Write best/ and, last, evidence.json, which marks the study as finished."""
-    row = next((row for row in rows if row.number == evidence["winner"]), None)
-    if row and row.description and row.description.architecture:
-        save_yaml(folder / "best" / "architecture.yaml", row.description.architecture)
-        _write_fit(space, folder / "best" / "fit.yaml", row.description.architecture)
-    write_atomic(folder / "evidence.json", json.dumps(evidence, indent=1) + "\n")
-
-
-def _write_fit(space: Space, path: Path, architecture: Any) -> None:
-    """Write the training config of the first objective's task."""
-    from archsearch.architecture import Architecture
-    from archsearch.config import Where
     from archsearch.export.lightning import to_lightning
+    from archsearch.export.yaml import to_yaml
 
-    task = space.tasks[space.objectives[0].task]
-    write_atomic(path, to_lightning(Architecture.from_dict(architecture, Where(str(path))), task))
+    best, task = folder / "best", space.tasks[space.objectives[0].task]
+    built = {row.number: row.description.architecture for row in rows if row.description}
+    places = [(evidence["winner"], best / "architecture.yaml", to_yaml)] if evidence["winner"] is not None else []
+    places += [(number, best / "fit.yaml", to_lightning) for number, *_ in places]
+    places += [(number, best / "front" / f"{number:04d}.yaml", to_yaml) for number in evidence.get("front", [])]
+    for old in (best / "front").glob("*.yaml"):
+        old.unlink()
+    for number, path, text in places:
+        architecture = Architecture.from_dict(built[number] or {}, Where(str(path)))
+        write_atomic(path, header(evidence, number) + text(architecture, task))
+    write_atomic(folder / "evidence.json", json.dumps(evidence, indent=1) + "\n")
 
 
 def _winner_row(space: Space, rows: Sequence[Row], confirmed: Sequence[Confirmed]) -> Row | None:
@@ -96,7 +104,9 @@ def _confirmed(space: Space, candidate: Confirmed, everyone: Sequence[Confirmed]
                 "label": objective.label,
                 "values": {str(seed): value for seed, value in candidate.values(objective).items()},
                 "estimate": _estimate(candidate.estimate(objective)),
-                "difference_to_base": _estimate(candidate.difference(against, objective)) if against else None,
+                "difference_to_base": _estimate(candidate.difference(against, objective, comparisons(everyone)))
+                if against
+                else None,
             }
             for objective in space.objectives
         ],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from archsearch.architecture import Architecture
 from archsearch.search.budget import SPEEDS, Budget, Check, Throughput, hold
+from archsearch.search.measures import Figure, measured_figure, predicted_figure
 from archsearch.throughput.cost_table import CostTable, load_table, with_vocabulary
 from archsearch.throughput.predict import Estimate, MissingPartsError, Predictor
 
@@ -51,12 +52,13 @@ class Table:
 class Judgement:
     """What the budget says so far: `checks` by limit, `open` the limits that prediction leaves open.
 
-    `figures` is what a trial's record keeps of the throughput, predicted or measured.
+    `figures` is what a trial's record keeps of the throughput, predicted or measured; `wanted` what objectives want.
     """
 
     checks: dict[str, Check] = field(default_factory=dict)
     open: list[str] = field(default_factory=list)
     figures: dict[str, Any] | None = None
+    wanted: dict[str, Figure] = field(default_factory=dict)
 
 
 def predict(budget: Budget, architecture: Architecture, predictors: Mapping[str, Predictor]) -> Judgement:
@@ -81,25 +83,35 @@ def decide(
     measure: Callable[[Budget, Architecture, str, bool], Measurement] | None = None,
     say: Callable[[str], None] = print,
 ) -> Judgement:
-    """Settle every measured limit: by prediction, measuring what the table lacks, then by measuring the candidate."""
-    predictors = {}
+    """Settle every measured limit: by prediction, measuring what the table lacks, then by measuring the candidate.
+
+    What meets them gets the figures that objectives want. Raises LookupError where there is no way to one.
+    """
+    predictors: dict[str, Predictor] = {}
+    measured: dict[str, Measurement] = {}
     for mode, table in tables.items():
         loaded = table.load()
         if table.warning is None:
             _complete(loaded, table, architecture, say)
         predictors[mode] = Predictor(loaded, table.warning)
     found = predict(budget, architecture, predictors)
+
+    def take(mode: str, asks_speed: bool) -> Measurement:
+        say(f"measuring {mode}")
+        return (measure or measure_whole)(budget, architecture, mode, asks_speed)
+
     for mode in budget.modes:
         names = [name for name in found.open if SPEEDS.get(name, "train") == mode]
         if names and mode in tables and tables[mode].foreign_card:
             for name in names:
                 _note(found, name, _unanswerable(name, budget, architecture, predictors[mode]))
         elif names:
-            say(f"measuring {mode}")
-            asks_speed = any(name in SPEEDS for name in names)
-            measurement = (measure or measure_whole)(budget, architecture, mode, asks_speed)
-            _add_measured(found, names, mode, budget, architecture, measurement)
+            measured[mode] = take(mode, budget.wants_speed(mode) or any(name in SPEEDS for name in names))
+            _add_measured(found, names, mode, budget, architecture, measured[mode])
     found.open = []
+    if not any(check.violation > 0 for check in found.checks.values()):
+        foreign = {mode for mode, table in tables.items() if table.foreign_card}
+        _add_wanted(found, budget, architecture, predictors, measured, take, foreign)
     return found
 
 
@@ -108,11 +120,13 @@ def measure_whole(budget: Budget, architecture: Architecture, mode: str, asks_sp
     from archsearch.throughput.conditions import Conditions
     from archsearch.throughput.measure import Target, compare
 
-    conditions, speed = Conditions(**budget.conditions(mode)), budget.speed(mode)
-    if speed is None or not asks_speed:
+    conditions, speed, target = Conditions(**budget.conditions(mode)), budget.speed(mode), None
+    if not asks_speed:
         return compare(architecture, architecture, conditions)
-    target = Target(at_least=speed.at_least, absolute=not speed.fraction)
-    return compare(architecture, speed.anchor if speed.fraction else architecture, conditions, target=target)
+    if speed is not None:
+        narrow = budget.wants_speed(mode)
+        target = Target(at_least=speed.at_least, absolute=not speed.fraction, narrow=narrow)
+    return compare(architecture, budget.anchor(mode) or architecture, conditions, target=target)
 
 
 def speed_check(
@@ -253,6 +267,32 @@ def _predicted_memory(budget: Budget, architecture: Architecture, predictor: Pre
     return hold("peak_memory", estimate.median, limit, source=predictor.source, probability=max(too_much, 1 - too_much))
 
 
+def _add_wanted(
+    found: Judgement,
+    budget: Budget,
+    architecture: Architecture,
+    predictors: Mapping[str, Predictor],
+    measured: dict[str, Measurement],
+    take: Callable[[str, bool], Measurement],
+    foreign: set[str],
+) -> None:
+    """Add the figures that objectives want: as measured for a limit, else predicted, else measured for them alone."""
+    for name in budget.wanted:
+        mode = SPEEDS.get(name, "train")
+        predictor = predictors.get(mode)
+        if mode not in measured:
+            figure = predicted_figure(name, budget, architecture, predictor) if predictor else None
+            if figure is not None:
+                found.wanted[name] = figure
+                continue
+            if mode in foreign:
+                raise LookupError(f"{name}: not in another card's cost table, and cannot be measured here")
+            measured[mode] = take(mode, budget.wants_speed(mode))
+            if found.figures is None:
+                found.figures = {"source": "measured", **asdict(measured[mode])}
+        found.wanted[name] = measured_figure(name, measured[mode])
+
+
 def _unanswerable(name: str, budget: Budget, architecture: Architecture, predictor: Predictor) -> Check:
     """Return `undecided` for what a foreign card's table leaves open, since this machine cannot answer for it."""
     mode = SPEEDS.get(name, "train")
@@ -293,7 +333,7 @@ def _add_measured(
             continue
         assert limit is not None
         _note(found, name, check_measured_speed(name, limit, budget, architecture, measurement))
-    alone = budget.speed(mode) is not None and not any(name in SPEEDS for name in names)
+    alone = budget.speed(mode) is not None and not (budget.wants_speed(mode) or any(name in SPEEDS for name in names))
     if (mode == "train" and not alone) or found.figures is None:  # alone: timed for its memory, its speed is predicted
         found.figures = {"source": "measured", **asdict(measurement)}
 

@@ -27,6 +27,7 @@ from archsearch.search.candidates import Candidate, sample
 from archsearch.search.choices import Choices, Range, Scalar
 from archsearch.search.placement import Slots
 from archsearch.search.replacement import Replacement
+from archsearch.search.scalarise import scalarised
 from archsearch.search.space import Space
 from archsearch.search.surrogate import Array, Surrogate, standardised
 
@@ -43,8 +44,8 @@ class PatternSampler(BaseSampler):
     """Propose the new and allowed candidate with the largest expected improvement.
 
     `refuses` says whether a candidate would be refused without training. The first `startup` trials fill the space
-    evenly. Several objectives are weighed anew for each proposal, the first at least by half. `features` are shared by
-    the samplers of a study, so that its trials are read once.
+    evenly. Several objectives become one by weights drawn anew for each proposal, so that all of the front is looked
+    for. `features` are shared by the samplers of a study, so that its trials are read once.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class PatternSampler(BaseSampler):
         self._random = random.Random(seed)
         self._features = features
         self._decided: Decisions = {}
+        self._merits: dict[int, float] = {}  # of the completed trials by number, as weighed for this proposal
         self._otherwise = RandomSampler(seed=seed)
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
@@ -89,19 +91,23 @@ class PatternSampler(BaseSampler):
         """Return the decisions that lead to the next candidate; none where nothing new can be found."""
         trials = [trial for trial in study.get_trials(deepcopy=False) if "candidate" in trial.user_attrs]
         seen = {trial.user_attrs["candidate"]["key"] for trial in trials}
-        pool = self._pool(study, trials, seen)
+        done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+        signs = [1.0 if direction == StudyDirection.MAXIMIZE else -1.0 for direction in study.directions]
+        merits = scalarised(np.array([trial.values for trial in done]).reshape(-1, len(signs)) * signs, self._random)
+        self._merits = dict(zip((trial.number for trial in done), merits.tolist(), strict=True))
+        pool = self._pool(trials, seen)
         if not pool:
             return {}
         candidates = [candidate for _, candidate in pool]
         built = [trial for trial in trials if trial.user_attrs["candidate"]["architecture"]]  # not so an illegal place
-        scores = self._scores(study, built, candidates)
+        scores = self._scores(built, candidates)
         for i in np.argsort(-scores, kind="stable"):
             if not self._refuses(candidates[i]):
                 decided: Decisions = pool[i][0]
                 return decided
         return {}
 
-    def _pool(self, study: Study, trials: Sequence[FrozenTrial], seen: set[str]) -> list[tuple[Decisions, Candidate]]:
+    def _pool(self, trials: Sequence[FrozenTrial], seen: set[str]) -> list[tuple[Decisions, Candidate]]:
         """Return new legal candidates: drawn at random, and neighbours of the best, each once."""
         found: dict[str, tuple[Decisions, Candidate]] = {}
 
@@ -113,26 +119,20 @@ class PatternSampler(BaseSampler):
 
         for _ in range(DRAWN):
             add({})
-        done = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.params]
-        sign = 1.0 if study.directions[0] == StudyDirection.MAXIMIZE else -1.0
-        done.sort(key=lambda trial: -sign * trial.values[0])
+        done = [trial for trial in trials if trial.number in self._merits and trial.params]
+        done.sort(key=lambda trial: -self._merits[trial.number])
         for trial in done[:BEST]:
             for _ in range(NEIGHBOURS):
                 add(neighbour(trial.params, self._space, self._random))
         return list(found.values())
 
-    def _scores(self, study: Study, trials: Sequence[FrozenTrial], candidates: Sequence[Candidate]) -> Array:
+    def _scores(self, trials: Sequence[FrozenTrial], candidates: Sequence[Candidate]) -> Array:
         new = self._features.of(candidates)
         done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
         known = [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.RUNNING)]
         if len(done) < LEAST or len(trials) < self._startup:
             return self._emptiness(known, new)
-        weights = self._weights(len(study.directions))
-        values = np.zeros(len(done))
-        for i, (weight, direction) in enumerate(zip(weights, study.directions, strict=True)):
-            sign = 1.0 if direction == StudyDirection.MAXIMIZE else -1.0
-            values += weight * standardised(np.array([sign * trial.values[i] for trial in done]))
-        values = standardised(values)
+        values = standardised(np.array([self._merits[trial.number] for trial in done]))
         belief = Surrogate.fit(self._of_trials(done), values, self._seed)
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         if running:  # taken to end as expected, or workers would all try the same
@@ -163,13 +163,6 @@ class PatternSampler(BaseSampler):
         belief = Surrogate.fit(self._of_trials(judged), np.tanh(-margin / scale), self._seed)
         mean, deviation = belief.predict(new)
         return _below(mean / np.sqrt(deviation**2 + belief.noise))
-
-    def _weights(self, objectives: int) -> list[float]:
-        if objectives == 1:
-            return [1.0]
-        drawn = [self._random.expovariate(1) for _ in range(objectives)]
-        shares = [0.5 * value / sum(drawn) for value in drawn]
-        return [0.5 + shares[0], *shares[1:]]
 
     def _of_trials(self, trials: Sequence[FrozenTrial]) -> list[Array]:
         return self._features.of_descriptions([trial.user_attrs["candidate"] for trial in trials])

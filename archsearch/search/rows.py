@@ -11,7 +11,9 @@ from typing import Any
 from archsearch.pattern import compact
 from archsearch.search.budget import Check, state_bytes
 from archsearch.search.candidates import Candidate
+from archsearch.search.measures import objective_figure
 from archsearch.search.space import Space
+from archsearch.search.tasks import Objective
 
 OUTCOMES = ("completed", "refused", "illegal", "failed", "duplicate", "running", "waiting")
 
@@ -33,7 +35,7 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a trial ended: metrics and seconds per task, and what the budget said."""
+    """How a trial ended: metrics and seconds per task, what the budget said, and the figures that objectives want."""
 
     outcome: str
     reason: str | None = None
@@ -42,6 +44,7 @@ class Result:
     measurement: Mapping[str, Any] | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     duplicate_of: int | None = None
+    figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def violation(self) -> float:
@@ -64,7 +67,7 @@ class Row:
 
     def values(self, space: Space) -> list[float | None]:
         """Return the objectives' values, None where there are none."""
-        return [objective_value(self.result.metrics, objective) for objective in space.objectives]
+        return [objective_value(self.result.metrics, x, self.result.figures) for x in space.objectives]
 
     @property
     def ratio(self) -> float | None:
@@ -82,8 +85,13 @@ class Row:
         return (self.result.measurement or {}).get("warning")
 
 
-def objective_value(metrics: Mapping[str, Mapping[str, float]], objective: Any) -> float | None:
-    """Return an objective's value from the metrics of all tasks."""
+def objective_value(
+    metrics: Mapping[str, Mapping[str, float]], objective: Objective, figures: Mapping[str, Mapping[str, Any]]
+) -> float | None:
+    """Return an objective's value from the metrics of all tasks and the figures of the candidate."""
+    if objective.measure:
+        found = objective_figure(figures, objective)
+        return found[0] if found else None
     return metrics.get(objective.task, {}).get(objective.key)
 
 

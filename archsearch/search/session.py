@@ -172,12 +172,14 @@ def _goes_on(found: dict[str, Any], trials: int) -> bool:
 
 
 def _check_machine(space: Space) -> None:
-    if space.budget.peak_memory is None:
+    limited = space.budget.peak_memory is not None
+    if not limited and "peak_memory" not in space.budget.wanted:
         return
     import torch
 
     if not torch.cuda.is_available():
-        raise ConfigError("budget.peak_memory: is measured on a GPU, and this machine has none")
+        name = "budget.peak_memory" if limited else "objectives: peak_memory"
+        raise ConfigError(f"{name}: is measured on a GPU, and this machine has none")
 
 
 @contextlib.contextmanager

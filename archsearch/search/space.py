@@ -15,6 +15,7 @@ from archsearch.search.budget import Budget, parse_budget
 from archsearch.search.choices import Choices, Range
 from archsearch.search.forbid import Forbidden, decisions, parse_forbidden
 from archsearch.search.keys import check_keys, check_name
+from archsearch.search.measures import want
 from archsearch.search.placement import Slots
 from archsearch.search.replacement import Replacement, parse_replacements
 from archsearch.search.samplers import SAMPLERS
@@ -25,10 +26,14 @@ KEYS = ("replace", "with", "count", "placement", "mixers", "patterns", "backbone
 
 @dataclass(frozen=True, kw_only=True)
 class Confirm:
-    """How many of the best candidates are trained again, with how many fresh seeds."""
+    """How many of the best candidates are trained again, with how many fresh seeds.
+
+    `among` says which these are: the best by the first objective, of all or of the Pareto front.
+    """
 
     top: int = 3
     seeds: int = 3
+    among: str = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +114,8 @@ def parse_space(values: Mapping[str, Any], where: Where) -> Space:
     bound = _bind(base, [*letters, *backbones, *patterns])
     replacements = parse_replacements(values_of, letters, bound, patterns, replace, place)
     tasks = parse_tasks(written.tasks, where / "tasks")
+    objectives = parse_objectives(written.objectives, tasks, where / "objectives")
+    budget = parse_budget(written.budget, base, where / "budget")
     return Space(
         name=written.name,
         base=bound,
@@ -120,9 +127,9 @@ def parse_space(values: Mapping[str, Any], where: Where) -> Space:
             values_of.get("forbid", []), patterns, num_layers, backbones, replacements, place / "forbid"
         ),
         tasks=tasks,
-        objectives=parse_objectives(written.objectives, tasks, where / "objectives"),
-        budget=parse_budget(written.budget, base, where / "budget"),
-        study=_study(written.study, where / "study"),
+        objectives=objectives,
+        budget=want(budget, base, objectives, where / "objectives"),
+        study=_study(written.study, len(objectives), where / "study"),
         written=dict(values),
     )
 
@@ -148,9 +155,12 @@ def _bind(base: Architecture, patterns: Sequence[str]) -> Architecture:
     return bound.with_pattern(base.pattern)
 
 
-def _study(values: object, where: Where) -> StudyOptions:
+def _study(values: object, objectives: int, where: Where) -> StudyOptions:
     study = fill(StudyOptions, values, where)
     check_name(study.sampler, tuple(SAMPLERS), "sampler", where / "sampler")
+    check_name(study.confirm.among, ("all", "front"), "choice", where / "confirm.among")
+    if study.confirm.among == "front" and objectives == 1:
+        raise (where / "confirm.among").error("there is a front of several objectives only; got 'front' and one")
     if study.pruner != "none":
         raise (where / "pruner").error(f"must be none, the only pruner there is; got {study.pruner!r}")
     for name, value, least in (

@@ -13,6 +13,7 @@ from typing import Any
 from archsearch.config import ConfigError, Where
 from archsearch.search.database import one_line_errors
 from archsearch.search.folder import SQLITE, database_of, read_evidence
+from archsearch.search.front import front
 from archsearch.search.process import Report, read_report
 from archsearch.search.rows import Row
 from archsearch.search.space import Space, load_space, parse_space
@@ -35,6 +36,11 @@ class Status:
         """How many trials there are of each outcome."""
         return dict(Counter(row.outcome for row in self.rows))
 
+    @property
+    def front(self) -> list[int]:
+        """The trials on the Pareto front so far, where there are several objectives."""
+        return [row.number for row in front(self.space, self.rows)]
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return {
@@ -44,6 +50,7 @@ class Status:
             "running": {str(number): report for number, report in self.alive.items()},
             "abandoned": list(self.abandoned),
             "finished": self.evidence is not None,
+            "front": self.front,
             "winner": self.evidence["winner"] if self.evidence else None,
             "trials": [dataclasses.asdict(row) for row in self.rows],
         }

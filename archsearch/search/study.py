@@ -14,6 +14,7 @@ from archsearch.search.candidates import Candidate
 from archsearch.search.database import GONE, one_line
 from archsearch.search.enumeration import enumerate_candidates
 from archsearch.search.judge import Table, predict
+from archsearch.search.measures import exact_figures
 from archsearch.search.process import Report, run_trial
 from archsearch.search.rows import Result, Row, failed_checks, objective_value, plain
 from archsearch.search.space import Space
@@ -198,7 +199,7 @@ class Study:
             timeout=self.space.study.timeout_per_trial,
             watch=Throttled(partial(self._watch, hold)),
         )
-        return result_of(self.space, report, checks)
+        return result_of(self.space, report, checks, description.architecture or {})
 
     def _ending(self, rows: Sequence[Row]) -> str | None:
         distinct = [row for row in rows if row.outcome not in ("duplicate", "waiting")]
@@ -262,15 +263,17 @@ def trial_config(
     }
 
 
-def result_of(space: Space, report: Report, checks: Sequence[Check]) -> Result:
-    """Return a trial's result from its last report."""
+def result_of(space: Space, report: Report, checks: Sequence[Check], architecture: Mapping[str, Any]) -> Result:
+    """Return a trial's result from its last report, and what formulas add of its architecture."""
     outcome, reason = report["outcome"], report.get("reason")
-    metrics = report.get("metrics", {})
+    metrics, figures = report.get("metrics", {}), dict(report.get("figures", {}))
     if outcome == "completed":
+        figures |= exact_figures(space.objectives, architecture, space.budget.precision)
         for objective in space.objectives:
-            if objective_value(metrics, objective) is None:
-                known = ", ".join(metrics.get(objective.task, {}))
-                outcome, reason = "failed", f"{objective.task} reports no {objective.key}, only {known}"
+            if objective_value(metrics, objective, figures) is None:
+                name = "the measurement" if objective.measure else objective.task
+                known = ", ".join(figures if objective.measure else metrics.get(objective.task, {}))
+                outcome, reason = "failed", f"{name} reports no {objective.key}, only {known}"
     return Result(
         outcome=outcome,
         reason=reason,
@@ -278,6 +281,7 @@ def result_of(space: Space, report: Report, checks: Sequence[Check]) -> Result:
         metrics=metrics,
         measurement=report.get("measurement"),
         seconds=report.get("seconds", {}),
+        figures=figures,
     )
 
 

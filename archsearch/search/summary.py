@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from archsearch.search.front import front
 from archsearch.search.rows import Description, Result, Row
 from archsearch.search.space import Space
 from archsearch.search.status import Status
-from archsearch.search.tables import confirmed_table, make_console, rows_table
+from archsearch.search.tables import FRONT, confirmed_table, make_console, rows_table
 
 REASONS = 12
 """A survey prints so many of the commonest reasons."""
@@ -23,14 +24,17 @@ def print_result(space: Space, folder: Path, evidence: Mapping[str, Any], messag
     """Print all candidates, the confirmed ones, and the verdict."""
     console = make_console()
     rows = [_row(trial) for trial in evidence["trials"]]
-    console.print(rows_table(space, rows, {}))
+    console.print(rows_table(space, rows, {}, evidence.get("front", ())))
     console.print("* as written in the space, exempt from the size tolerance")
     _print_sources(console, rows)
+    _print_front(console, space, rows)
     console.print()
     counts = ", ".join(f"{count} {outcome}" for outcome, count in evidence["counts"].items() if outcome != "waiting")
     console.print(f"{message}: {counts}", markup=False)
     if evidence["confirmed"]:
-        console.print(f"\ntrained again with fresh seeds (mean ± {evidence['confidence']:.0%} t-interval):\n")
+        console.print(
+            f"\ntrained again with fresh seeds (mean ± {evidence['confidence']:.0%} t-interval{_together(evidence)}):\n"
+        )
         console.print(confirmed_table(evidence))
     console.print()
     console.print(verdict(evidence, folder), markup=False)
@@ -44,14 +48,17 @@ def verdict(evidence: Mapping[str, Any], folder: Path) -> str:
     best = trials[evidence["winner"]]
     text = f"winner: trial {best['number']}, {_name(best)}"
     found = next((x for x in evidence["confirmed"] if x["trial"] == best["number"]), None)
-    return f"{text}; {_against_base(found)}\nwritten to {folder / 'best'} and {folder / 'evidence.json'}"
+    return (
+        f"{text}; {_against_base(found)}{_ties(evidence)}\nwritten to {folder / 'best'} and {folder / 'evidence.json'}"
+    )
 
 
 def print_status(status: Status) -> None:
     """Print what a study ran, is running and refused."""
     console = make_console()
-    console.print(rows_table(status.space, status.rows, status.alive))
+    console.print(rows_table(status.space, status.rows, status.alive, status.front))
     _print_sources(console, status.rows)
+    _print_front(console, status.space, status.rows)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in status.counts.items())
     console.print(f"\n{status.folder}: {counts or 'no trials yet'}", markup=False)
     if status.abandoned:
@@ -67,6 +74,13 @@ def _print_sources(console: Console, rows: Sequence[Row]) -> None:
         console.print("~ predicted from the study's cost table; the others were measured")
     for warning in sorted({row.warning for row in rows if row.warning}):
         console.print(f"warning: {warning}", markup=False)
+
+
+def _print_front(console: Console, space: Space, rows: Sequence[Row]) -> None:
+    """Print the Pareto front, where several objectives make one."""
+    if best := front(space, rows):
+        console.print(f"\n{FRONT} the Pareto front: nothing else is as good in every objective and better in one\n")
+        console.print(rows_table(space, best, {}))
 
 
 def print_survey(space: Space, figures: Mapping[str, Any]) -> None:
@@ -140,6 +154,22 @@ def _against_base(found: Mapping[str, Any] | None) -> str:
     if difference["is_tie"]:
         return f"{objective['label']} against the base {interval}: a tie"
     return f"{objective['label']} against the base {interval} over {difference['seeds']} seeds"
+
+
+def _ties(evidence: Mapping[str, Any]) -> str:
+    """Return what the seeds cannot tell from the winner, in words; a tie with the base has been called one before."""
+    bases = [found["trial"] for found in evidence["confirmed"] if found["is_base"]]
+    if not (numbers := [number for number in evidence.get("ties", []) if number not in bases]):
+        return ""
+    label = evidence["objectives"][0]["label"]
+    trials = f"trial{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    return f"\n{trials}: not told apart from it in {label} by these seeds; the best mean was taken"
+
+
+def _together(evidence: Mapping[str, Any]) -> str:
+    """Return that the intervals of the differences are wider, where the best of several was looked for."""
+    number = evidence.get("comparisons", 1)
+    return f"; the {number} differences to the base hold together" if number > 1 else ""
 
 
 def _name(trial: Mapping[str, Any]) -> str:

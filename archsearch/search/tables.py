@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +15,9 @@ from archsearch.search.space import Space
 
 COLOURS = {"completed": "green", "refused": "yellow", "illegal": "yellow", "failed": "red", "running": "cyan"}
 
+FRONT = "^"
+"""Marks what is on the Pareto front."""
+
 
 def make_console() -> Console:
     """Return a console that does not fold tables where nobody sees its edge."""
@@ -22,20 +25,25 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(width=200, highlight=False)
 
 
-def cells(space: Space, row: Row, report: Report | None = None) -> list[str]:
+def cells(space: Space, row: Row, report: Report | None = None, front: Collection[int] = ()) -> list[str]:
     """Return a trial's cells: number, pattern, shape, parameters, change, speed, objectives, outcome."""
     described = row.description
     values = row.values(space)
     return [
-        f"{row.number}{'*' if row.given else ''}",
+        f"{row.number}{'*' if row.given else ''}{FRONT if row.number in front else ''}",
         described.pattern if described else "",
         described.shape if described else "",
         f"{described.parameters:,}" if described and described.parameters else "",
         f"{described.parameters_change:+.1%}" if described and described.parameters_change is not None else "",
         f"{'~' if row.is_predicted else ''}{row.ratio:.2f} x" if row.ratio is not None else "",
-        *(f"{value:.4g}" if value is not None else "" for value in values),
+        *(number(value) if value is not None else "" for value in values),
         outcome(row, report),
     ]
+
+
+def number(value: float, sign: str = "") -> str:
+    """Return a figure for people: from a thousand on in full."""
+    return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.{3 if sign else 4}g}"
 
 
 def outcome(row: Row, report: Report | None = None) -> str:
@@ -53,15 +61,15 @@ def doing(report: Report) -> str:
     return text
 
 
-def rows_table(space: Space, rows: Sequence[Row], running: Mapping[int, Report]) -> Table:
-    """Return a row per trial, repeats left out."""
+def rows_table(space: Space, rows: Sequence[Row], running: Mapping[int, Report], front: Collection[int] = ()) -> Table:
+    """Return a row per trial, repeats left out; what is on the `front` is marked."""
     table = Table("trial", "pattern", "shape", box=None, pad_edge=False, header_style="bold")
     for name in ("parameters", "vs base", "speed", *(objective.label for objective in space.objectives)):
         table.add_column(name, justify="right")
     table.add_column("outcome")
     for row in rows:
         if row.outcome not in ("duplicate", "waiting"):
-            texts = [escape(text) for text in cells(space, row, running.get(row.number))]
+            texts = [escape(text) for text in cells(space, row, running.get(row.number), front)]
             table.add_row(*texts, style=COLOURS.get(row.outcome, "") if row.outcome != "completed" else "")
     return table
 
@@ -78,16 +86,20 @@ def confirmed_table(evidence: Mapping[str, Any]) -> Table:
         trial = trials[found["trial"]]
         columns = []
         for objective in found["objectives"]:
-            columns += [_mean(objective["estimate"]), "base" if found["is_base"] else _difference(objective)]
-        mark = " (winner)" if found["trial"] == evidence["winner"] else ""
+            columns += [_mean(objective), "base" if found["is_base"] else _difference(objective)]
+        mark = FRONT if found.get("on_front") else ""
+        mark += " (winner)" if found["trial"] == evidence["winner"] else ""
         change = f"{trial['parameters_change']:+.1%}"
         table.add_row(f"{trial['number']}{mark}", trial["pattern"], trial["shape"], change, *columns)
     return table
 
 
-def _mean(estimate: Mapping[str, Any] | None) -> str:
+def _mean(objective: Mapping[str, Any]) -> str:
+    estimate = objective["estimate"]
     if estimate is None:
         return "no seed succeeded"
+    if not objective["values"]:  # a measure
+        return number(estimate["mean"])
     if estimate["low"] is None:
         return f"{estimate['mean']:.4g} (one seed)"
     return f"{estimate['mean']:.4g} ± {estimate['high'] - estimate['mean']:.2g}"
@@ -99,4 +111,7 @@ def _difference(objective: Mapping[str, Any]) -> str:
         return "unknown"
     if found["low"] is None:
         return f"{found['mean']:+.3g} (one seed: unknown)"
-    return f"{found['mean']:+.3g} [{found['low']:+.2g}, {found['high']:+.2g}]{' a tie' if found['is_tie'] else ''}"
+    if found["seeds"] == 0 and found["low"] == found["high"]:  # by formula
+        return f"{number(found['mean'], '+')}{' a tie' if found['is_tie'] else ''}"
+    interval = f"[{number(found['low'], '+')}, {number(found['high'], '+')}]"
+    return f"{number(found['mean'], '+')} {interval}{' a tie' if found['is_tie'] else ''}"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from archsearch.config import Where, fill, quantity
 from archsearch.search.keys import check_keys, check_name
+from archsearch.search.measures import check_measure
 
 if TYPE_CHECKING:
     from archsearch.data.evaluation import Evaluation
 
 METRICS = ("accuracy", "loss", "perplexity")
 GROUP_METRICS = ("accuracy", "loss")
+MINIMIZED = ("loss", "perplexity")
+"""Of the others, more is better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,30 +40,32 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A metric of a task, at the training length or at an evaluation length.
+    """A metric of a task, at the training length or at an evaluation length, or else a `measure` of the cost.
 
     `part` is a part of a mixture; `group` a variant of the evaluation (32_pairs), a group of positions (depth_50), or
-    both (32_pairs/distance_64).
+    both (32_pairs/distance_64). `of` makes a measured speed a fraction of another architecture's.
     """
 
-    task: str
-    metric: str
+    task: str = ""
+    metric: str = ""
     direction: Literal["maximize", "minimize"]
     length: int | None = None
     part: str | None = None
     group: str | None = None
+    measure: str | None = None
+    of: str | None = None
 
     @property
     def key(self) -> str:
-        """The metric's name in a task's results."""
-        names = [self.metric, self.part, self.length and str(self.length), self.group]
+        """The metric's name in a task's results, or the measure's among a trial's figures."""
+        names = [self.measure or self.metric, self.part, self.length and str(self.length), self.group]
         return "/".join(name for name in names if name)
 
     @property
     def label(self) -> str:
         """The objective in a table's head."""
-        names = [self.task, self.part, self.metric, self.length and f"@{self.length}", self.group]
-        return " ".join(name for name in names if name)
+        names = [self.task, self.part, self.measure or self.metric, self.length and f"@{self.length}", self.group]
+        return " ".join(name for name in [*names, self.of and f"of {self.of}"] if name)
 
     def better(self, value: float) -> float:
         """Return the value turned so that more is better."""
@@ -81,6 +86,9 @@ def parse_objectives(values: list[Any], tasks: Mapping[str, Task], where: Where)
     objectives = tuple(
         _objective(value, tasks, Where(where.source, f"{where.key}[{i}]")) for i, value in enumerate(values)
     )
+    if objectives[0].measure:
+        rule = "must be a metric of a task: the first objective names the winner, and training has to tell"
+        raise Where(where.source, f"{where.key}[0]").error(f"{rule}; got the measure {objectives[0].measure!r}")
     repeated = next((x for i, x in enumerate(objectives) if x in objectives[:i]), None)
     if repeated:
         raise where.error(f"must name each objective once; got {repeated.label!r} twice")
@@ -162,9 +170,32 @@ def _check_common(common: _Common, where: Where) -> None:
     fill(ScheduleOptions, common.schedule, where / "schedule")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _WrittenObjective:
+    """An objective as its YAML spells it: of a task, or a measure."""
+
+    task: str | None = None
+    metric: str | None = None
+    direction: Literal["maximize", "minimize"] | None = None
+    length: int | None = quantity("count", default=None)
+    part: str | None = None
+    group: str | None = None
+    measure: str | None = None
+    of: str | None = None
+
+
 def _objective(values: Any, tasks: Mapping[str, Task], where: Where) -> Objective:
     """Read one objective; at the training length it is the plain metric, unless it is of a group."""
-    objective = fill(Objective, values, where)
+    written = fill(_WrittenObjective, values, where)
+    given = {name: value for name, value in asdict(written).items() if value is not None}
+    if written.measure is not None:
+        return Objective(**{"direction": check_measure(given, where), **given})
+    if written.of is not None:
+        raise (where / "of").error(f"makes a measured speed a fraction; a metric has none; got {written.of!r}")
+    for name in ("task", "metric"):
+        if name not in given:
+            raise (where / name).error("is required, unless there is a measure")
+    objective = Objective(**{"direction": "minimize" if written.metric in MINIMIZED else "maximize", **given})
     check_name(objective.task, tuple(tasks), "task", where / "task")
     task = tasks[objective.task]
     own = _of_part(objective, task, where)

@@ -94,7 +94,9 @@ def _check_budget(
             {mode: Table.from_plain(table) for mode, table in tables.items()},
             say=lambda text: journal.write(phase=f"throughput: {text}"),
         )
-        journal.write(measurement=found.figures, checks=[asdict(check) for check in found.checks.values()])
+        figures = {name: asdict(figure) for name, figure in found.wanted.items()}
+        checks = [asdict(check) for check in found.checks.values()]
+        journal.write(measurement=found.figures, figures=figures, checks=checks)
     broken = [check for values in journal.report["checks"] if (check := Check(**values)).violation > 0]
     if broken:
         raise RefusalError("; ".join(check.reason for check in broken))

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from archsearch.search.front import front
 from archsearch.search.process import Report, read_report
 from archsearch.search.rows import Row
 from archsearch.search.space import Space
@@ -50,7 +51,8 @@ class StudyView:
         numbers = [row.number for row in rows if row.outcome == "running"]
         reports = {number: read_report(trial_folder(self._folder, number)) for number in numbers}
         shown = [row for row in rows if row.outcome not in ("duplicate", "waiting")][-SHOWN:]
-        table = rows_table(self._space, shown, {**reports, **running})
+        best = [row.number for row in front(self._space, rows)]
+        table = rows_table(self._space, shown, {**reports, **running}, best)
         self._live.update(Group(table, Text(self._status(rows))), refresh=True)
 
     def confirming(self, row: Row, seed: int, report: Report) -> None:

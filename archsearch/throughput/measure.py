@@ -21,10 +21,14 @@ from archsearch.throughput.verdict import LEAST_ROUNDS, LogRatio, Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is asked of a ratio to the anchor, or with `absolute` of the tokens/s themselves."""
+    """What is asked of a ratio to the anchor, or with `absolute` of the tokens/s themselves.
+
+    With `narrow` the figure is wanted as well: within 1 %, as without a target.
+    """
 
     at_least: float
     absolute: bool = False
+    narrow: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +133,10 @@ class Lane:
 
     def is_known(self) -> bool:
         """Return whether more rounds are not needed."""
+        own = self.speed if self.is_anchor else self.ratio
         if self.target is not None:
-            return self.verdict() != "undecided"
-        return self.speed.is_known() if self.is_anchor else self.ratio.is_known()
+            return self.verdict() != "undecided" and (not self.target.narrow or own.is_narrow())
+        return own.is_known()
 
     def ratio_interval(self) -> tuple[float, float]:
         return (1.0, 1.0) if self.is_anchor else self.ratio.interval()

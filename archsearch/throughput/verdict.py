@@ -83,6 +83,10 @@ class LogRatio:
         """Return whether more rounds are not needed."""
         if self.at_least is not None:
             return self.verdict() != "undecided"
+        return self.is_narrow()
+
+    def is_narrow(self) -> bool:
+        """Return whether the interval alone says enough."""
         low, high = self.interval()
         return low > 0 and math.log(high / low) / 2 <= KNOWN_WITHIN + REPEATABLE_WITHIN
 

@@ -1,7 +1,10 @@
+import random
+from dataclasses import replace
+
 import pytest
 
 from archsearch.search.rows import Result, Row
-from archsearch.search.selection import Confirmed, estimate, finalists, winner
+from archsearch.search.selection import Confirmed, comparisons, estimate, finalists, ties, winner
 
 
 def row(number, accuracy, loss=1.0, given=None, outcome="completed"):
@@ -56,3 +59,34 @@ def test_what_the_budget_refuses_cannot_win(parse):
 def test_the_best_feasible_ones_are_confirmed(parse):
     rows = [row(1, 0.5), row(2, 0.9, outcome="refused"), row(3, 0.7), row(4, 0.7, loss=0.5)]
     assert [x.number for x in finalists(parse({"study.confirm.top": 2}), rows)] == [4, 3]
+
+
+def test_the_intervals_of_several_differences_hold_together(parse):
+    objective = parse().objectives[0]
+    base, better = confirmed(0, [0.0, 0.0, 0.0]), confirmed(1, [1.0, 2.0, 3.0])
+    alone, one_of_three = better.difference(base, objective), better.difference(base, objective, 3)
+    assert alone.high - alone.mean == pytest.approx(4.302653 / 3**0.5)
+    assert one_of_three.high - one_of_three.mean == pytest.approx(7.648804 / 3**0.5)  # t(1 - 0.05 / 6, 2)
+    assert one_of_three.mean == alone.mean == 2
+
+
+def test_a_winner_by_luck_passes_for_better_no_more_often_than_it_may(parse):
+    """Three candidates just as good as the base: the best of them is declared to be better in 2.5 % at most."""
+    space, drawn, declared, held, studies = parse(), random.Random(0), 0, 0, 2000
+    for _ in range(studies):
+        everyone = [confirmed(number, [drawn.gauss(0, 1) for _ in range(3)]) for number in range(4)]
+        base, candidates = replace(everyone[0], row=row(0, 0, given="base")), everyone[1:]
+        best = winner(space, candidates)
+        found = best.difference(base, space.objectives[0], comparisons([*candidates, base]))
+        declared += found.low > 0
+        held += found.low <= 0 <= found.high
+    assert declared / studies <= 0.025  # by intervals that hold one by one: 0.05
+    assert held / studies > 0.95
+
+
+def test_what_the_seeds_cannot_tell_from_the_winner_is_named(parse):
+    space = parse()
+    first, close, far = confirmed(1, [0.8, 0.9, 0.7]), confirmed(2, [0.79, 0.7, 0.85]), confirmed(3, [0.1, 0.2, 0.001])
+    refused = confirmed(4, [0.8, 0.9, 0.7], outcome="refused")
+    assert ties(space, [first, close, far, refused]) == [close]
+    assert ties(space, [refused]) == []

@@ -144,3 +144,13 @@ def test_that_the_anchor_reaches_a_share_of_itself_needs_no_measuring():
     (lane,) = FakeMachine([1.0]).contest(Target(at_least=0.9)).lanes
     assert (lane.verdict(), lane.probability(), lane.ratio_interval()) == ("feasible", 1.0, (1.0, 1.0))
     assert FakeMachine([1.0]).contest(Target(at_least=1.1)).lanes[0].verdict() == "infeasible"
+
+
+def test_a_figure_that_is_wanted_besides_a_verdict_is_measured_until_it_is_known():
+    for target in (Target(at_least=0.5, narrow=True), Target(at_least=0.1, absolute=True, narrow=True)):
+        (lane,) = FakeMachine([1.0, 1.1], noise=0.03).contest(target).lanes[1:]
+        low, high = lane.ratio_interval()
+        assert lane.verdict() == "feasible"
+        assert math.log(high / low) / 2 <= 0.011
+    quick = FakeMachine([1.0, 1.1], noise=0.03).contest(Target(at_least=0.5)).lanes[1]
+    assert quick.ratio.rounds < lane.ratio.rounds

@@ -120,8 +120,9 @@ def _confirmed(evidence: Mapping[str, Any], trials: Mapping[int, Mapping[str, An
             parameters = "" if trial["parameters"] is None else f"{trial['parameters']:,}"
             rows.append((name, trial["shape"], parameters, objective["label"], mean, difference, values))
     head = ("trial", "shape", "parameters", "objective", "mean", "difference to base", "by seed")
-    confidence = f"{evidence['confidence']:.0%}"
-    return f"Trained anew with fresh seeds; {confidence} t-intervals in brackets.\n\n{_table(head, rows)}"
+    confidence, number = f"{evidence['confidence']:.0%}", evidence.get("comparisons", 1)
+    together = f"; the {number} differences to the base hold together" if number > 1 else ""
+    return f"Trained anew with fresh seeds; {confidence} t-intervals in brackets{together}.\n\n{_table(head, rows)}"
 
 
 def _budget(winner: Mapping[str, Any]) -> str:
@@ -140,7 +141,7 @@ def _estimate(estimate: Mapping[str, Any] | None, sign: str = "") -> str:
     if estimate is None:
         return ""
     if estimate["low"] is None:
-        return f"{estimate['mean']:{sign}.4g} (one seed)"
+        return f"{estimate['mean']:{sign}.4g}{' (one seed)' if estimate['seeds'] else ''}"
     tie = ", a tie" if sign and estimate["is_tie"] else ""
     return f"{estimate['mean']:{sign}.4g} [{estimate['low']:{sign}.4g}, {estimate['high']:{sign}.4g}]{tie}"
 
