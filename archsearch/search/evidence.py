@@ -17,6 +17,7 @@ from typing import Any
 from archsearch import __version__
 from archsearch.config import save_yaml
 from archsearch.files import write_atomic
+from archsearch.search import ledger
 from archsearch.search.database import hide_password
 from archsearch.search.rows import Row
 from archsearch.search.selection import CONFIDENCE, Confirmed, Estimate, ranked, winner
@@ -31,6 +32,7 @@ def gather(
 ) -> dict[str, Any]:
     """Return all figures, seeds, verdicts and circumstances of a study that has ended."""
     best = _winner_row(space, rows, confirmed)
+    pruning = ledger.gather(space, rows)
     return {
         "format": FORMAT,
         "name": space.name,
@@ -42,6 +44,7 @@ def gather(
         "device": _device(rows),
         "objectives": [{**dataclasses.asdict(objective), "label": objective.label} for objective in space.objectives],
         "counts": dict(Counter(row.outcome for row in rows)),
+        **({"pruning": pruning} if pruning else {}),
         "winner": best.number if best else None,
         "nearest": None if best else _nearest(rows),
         "confidence": CONFIDENCE,
@@ -110,7 +113,8 @@ def _estimate(found: Estimate | None) -> dict[str, Any] | None:
 def _trial(space: Space, row: Row) -> dict[str, Any]:
     described = dataclasses.asdict(row.description) if row.description else {}
     result = dataclasses.asdict(row.result)
-    return {"number": row.number, "given": row.given, **described, **result, "values": row.values(space)}
+    rungs = {"rungs": [dataclasses.asdict(rung) for rung in row.rungs]} if row.rungs else {}
+    return {"number": row.number, "given": row.given, **described, **result, "values": row.values(space), **rungs}
 
 
 def _device(rows: Sequence[Row]) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 from archsearch.pattern import compact
 from archsearch.search.budget import Check, state_bytes
 from archsearch.search.candidates import Candidate
+from archsearch.search.rungs import Rung
 from archsearch.search.space import Space
 
-OUTCOMES = ("completed", "refused", "illegal", "failed", "duplicate", "running", "waiting")
+OUTCOMES = ("completed", "pruned", "refused", "illegal", "failed", "duplicate", "running", "waiting")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,10 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a trial ended: metrics and seconds per task, and what the budget said."""
+    """How a trial ended: metrics and seconds per task, and what the budget said.
+
+    `trained_tokens` are those of a pruned trial, which are fewer than all.
+    """
 
     outcome: str
     reason: str | None = None
@@ -42,6 +46,7 @@ class Result:
     measurement: Mapping[str, Any] | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     duplicate_of: int | None = None
+    trained_tokens: int | None = None
 
     @property
     def violation(self) -> float:
@@ -51,12 +56,13 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One trial. `given` names the candidates that every study starts with."""
+    """One trial. `given` names the candidates that every study starts with; `rungs` are those that it has reached."""
 
     number: int
     given: str | None
     description: Description | None
     result: Result
+    rungs: Sequence[Rung] = ()
 
     @property
     def outcome(self) -> str:

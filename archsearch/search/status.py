@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.config import ConfigError, Where
+from archsearch.search import ledger
 from archsearch.search.database import one_line_errors
 from archsearch.search.folder import SQLITE, database_of, read_evidence
 from archsearch.search.process import Report, read_report
@@ -35,6 +36,11 @@ class Status:
         """How many trials there are of each outcome."""
         return dict(Counter(row.outcome for row in self.rows))
 
+    @property
+    def pruning(self) -> dict[str, Any] | None:
+        """How well the rungs have ranked so far, and what they saved; None without a pruner."""
+        return ledger.gather(self.space, self.rows)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return {
@@ -43,6 +49,7 @@ class Status:
             "counts": self.counts,
             "running": {str(number): report for number, report in self.alive.items()},
             "abandoned": list(self.abandoned),
+            **({"pruning": pruning} if (pruning := self.pruning) else {}),
             "finished": self.evidence is not None,
             "winner": self.evidence["winner"] if self.evidence else None,
             "trials": [dataclasses.asdict(row) for row in self.rows],

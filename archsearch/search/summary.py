@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from archsearch.search import ledger
 from archsearch.search.rows import Description, Result, Row
 from archsearch.search.space import Space
 from archsearch.search.status import Status
@@ -29,6 +30,7 @@ def print_result(space: Space, folder: Path, evidence: Mapping[str, Any], messag
     console.print()
     counts = ", ".join(f"{count} {outcome}" for outcome, count in evidence["counts"].items() if outcome != "waiting")
     console.print(f"{message}: {counts}", markup=False)
+    _print_ledger(console, evidence.get("pruning"))
     if evidence["confirmed"]:
         console.print(f"\ntrained again with fresh seeds (mean ± {evidence['confidence']:.0%} t-interval):\n")
         console.print(confirmed_table(evidence))
@@ -54,6 +56,7 @@ def print_status(status: Status) -> None:
     _print_sources(console, status.rows)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in status.counts.items())
     console.print(f"\n{status.folder}: {counts or 'no trials yet'}", markup=False)
+    _print_ledger(console, status.pruning)
     if status.abandoned:
         numbers = ", ".join(map(str, status.abandoned))
         console.print(f"abandoned by a killed worker: {numbers}; the next worker of this study takes them up again")
@@ -67,6 +70,11 @@ def _print_sources(console: Console, rows: Sequence[Row]) -> None:
         console.print("~ predicted from the study's cost table; the others were measured")
     for warning in sorted({row.warning for row in rows if row.warning}):
         console.print(f"warning: {warning}", markup=False)
+
+
+def _print_ledger(console: Console, found: Mapping[str, Any] | None) -> None:
+    for line in ledger.lines(found):
+        console.print(line, markup=False)
 
 
 def print_survey(space: Space, figures: Mapping[str, Any]) -> None:

@@ -20,8 +20,8 @@ GROUP_METRICS = ("accuracy", "loss")
 class Task:
     """One training run per candidate: the data class with its arguments, how long, and where it is evaluated.
 
-    `evaluate` adds evaluation lengths to the training length; `tokens` is the length of the run; `evaluations` are all
-    the sets that the metrics are of.
+    `evaluate` adds evaluation lengths to the training length; `tokens` is the length of the run, which takes so many
+    optimizer `steps`; `evaluations` are all the sets that the metrics are of.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Task:
     length: int
     evaluate: tuple[int, ...]
     tokens: int
+    steps: int
     optimizer: Mapping[str, Any]
     schedule: Mapping[str, Any]
     evaluations: tuple[Evaluation, ...]
@@ -118,6 +119,7 @@ def _task(name: str, values: Any, where: Where) -> Task:
     if "data" not in values:
         raise (where / "data").error("is required")
     from archsearch.data.arguments import argument_names, typed_arguments
+    from archsearch.training.run import steps_for
 
     classes = data_classes()
     check_name(values["data"], tuple(classes), "data", where / "data")
@@ -142,6 +144,7 @@ def _task(name: str, values: Any, where: Where) -> Task:
         length=module.length,
         evaluate=tuple(common.evaluate),
         tokens=int(common.tokens),
+        steps=steps_for(module, int(common.tokens)),
         optimizer={**common.optimizer, **learning_rate},
         schedule=common.schedule,
         evaluations=tuple(module.evaluations()),
