@@ -9,9 +9,10 @@ from typing import Any
 from scipy.special import ndtri
 
 from archsearch.search.rows import Row
-from archsearch.search.rungs import NONE, places
+from archsearch.search.rungs import NONE, Place, places
 from archsearch.search.selection import CONFIDENCE
 from archsearch.search.space import Space
+from archsearch.search.tasks import Objective
 
 LEAST = 5
 """Fewer candidates than this have no interval."""

@@ -25,6 +25,8 @@ from optuna.trial import FrozenTrial, TrialState
 from archsearch.pattern import parse
 from archsearch.search.candidates import Candidate, sample
 from archsearch.search.choices import Choices, Range, Scalar
+from archsearch.search.expected_end import expected_end
+from archsearch.search.rungs import recorded
 from archsearch.search.space import Space
 from archsearch.search.surrogate import Array, Surrogate, standardised
 
@@ -41,8 +43,8 @@ class PatternSampler(BaseSampler):
     """Propose the new and allowed candidate with the largest expected improvement.
 
     `refuses` says whether a candidate would be refused without training. The first `startup` trials fill the space
-    evenly. Several objectives are weighed anew for each proposal, the first at least by half. `features` are shared by
-    the samplers of a study, so that its trials are read once.
+    evenly. Several objectives are weighed anew for each proposal, the first at least by half. Pruned trials count with
+    their `expected_end`. `features` are shared by the samplers of a study, so that its trials are read once.
     """
 
     def __init__(
@@ -122,21 +124,25 @@ class PatternSampler(BaseSampler):
     def _scores(self, study: Study, trials: Sequence[FrozenTrial], candidates: Sequence[Candidate]) -> Array:
         new = self._features.of(candidates)
         done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-        known = [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.RUNNING)]
+        pruned = [trial for trial in trials if trial.state == TrialState.PRUNED and recorded(trial.user_attrs)]
+        running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         if len(done) < LEAST or len(trials) < self._startup:
-            return self._emptiness(known, new)
+            return self._emptiness([*done, *pruned, *running], new)
         weights = self._weights(len(study.directions))
-        values = np.zeros(len(done))
+        trained = [*done, *pruned]
+        finished, ended_at = ([recorded(trial.user_attrs) for trial in some] for some in (done, pruned))
+        values = np.zeros(len(trained))
         for i, (weight, direction) in enumerate(zip(weights, study.directions, strict=True)):
             sign = 1.0 if direction == StudyDirection.MAXIMIZE else -1.0
-            values += weight * standardised(np.array([sign * trial.values[i] for trial in done]))
+            ends = [sign * trial.values[i] for trial in done]
+            others = [expected_end(climbed, finished, ends, i, sign) for climbed in ended_at]
+            values += weight * standardised(np.array([*ends, *others]))
         values = standardised(values)
-        belief = Surrogate.fit(self._of_trials(done), values, self._seed)
-        running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+        belief = Surrogate.fit(self._of_trials(trained), values, self._seed)
         if running:  # taken to end as expected, or workers would all try the same
             expected, _ = belief.predict(self._of_trials(running))
             both = np.concatenate([values, expected])
-            belief = Surrogate.fit(self._of_trials([*done, *running]), both, self._seed)
+            belief = Surrogate.fit(self._of_trials([*trained, *running]), both, self._seed)
         mean, deviation = belief.predict(new)
         best = belief.predict(self._of_trials(done))[0].max()
         return expected_improvement(mean, deviation, best) * self._chance(trials, new)

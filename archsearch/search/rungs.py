@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
 
 NONE, SEVERAL = "none", "pareto"
 """No pruner, and the one that takes several objectives."""
+
+
+RUNGS = "rungs"
+"""What a trial has on record of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +49,11 @@ class Rung:
     def is_at(self, other: Rung) -> bool:
         """Return whether both are the same rung."""
         return (self.task, self.number) == (other.task, other.number)
+
+
+def recorded(attributes: Mapping[str, Any]) -> list[Rung]:
+    """Return the rungs that a trial has on record, in order."""
+    return [Rung(**found) for found in attributes.get(RUNGS, [])]
 
 
 def check_rungs(space: Space, where: Where) -> None:

@@ -28,7 +28,7 @@ from archsearch.search.locks import FileLocks, Lock, Locks
 from archsearch.search.pattern_sampler import Features
 from archsearch.search.pruners import Pruning
 from archsearch.search.rows import Description, Result, Row, describe
-from archsearch.search.rungs import Rung
+from archsearch.search.rungs import RUNGS, Rung, recorded
 from archsearch.search.samplers import SAMPLERS, Setting, seed_of_trial
 from archsearch.search.space import Space
 
@@ -36,8 +36,6 @@ PATIENCE = 5
 """After this many repeats in a row the next trial is drawn at random instead."""
 
 LEGAL = "legal"
-
-RUNGS = "rungs"
 
 SPACE, EVIDENCE = "space", "evidence"
 """What a study that machines share has on record besides its trials."""
@@ -131,13 +129,15 @@ class Store:
 
     def reach(self, hold: Hold, rung: Rung, *, may_prune: bool) -> str | None:
         """Put a rung on record, unless it is, and return why the pruner ends the trial there, or None."""
-        own = rungs_of(self._storage.get_trial(hold.trial._trial_id))
+        trial = self._storage.get_trial(hold.trial._trial_id)
+        own = recorded(trial.user_attrs)
         if known := next((found for found in own if found.is_at(rung)), None):
             return known.pruned if may_prune else None
-        self._report(hold, rung)
+        if self._report(hold, rung):
+            trial = self._storage.get_trial(hold.trial._trial_id)
         trials = [x for x in self._study.get_trials(deepcopy=False) if x.number != hold.number]
-        others = [found for trial in trials for found in rungs_of(trial) if found.is_at(rung)]
-        verdict = self._pruning.judge(self._study, self._storage.get_trial(hold.trial._trial_id), rung, others)
+        others = [found for x in trials for found in recorded(x.user_attrs) if found.is_at(rung)]
+        verdict = self._pruning.judge(self._study, trial, rung, others)
         reason = verdict if may_prune and hold.trial.user_attrs.get("given") != "base" else None
         on_record = [asdict(found) for found in (*own, replace(rung, pruned=reason))]
         hold.trial.set_user_attr(RUNGS, on_record)
@@ -199,11 +199,13 @@ class Store:
             self._study.tell(hold.trial, state=TrialState.PRUNED if refused else TrialState.FAIL)
         hold.release()
 
-    def _report(self, hold: Hold, rung: Rung) -> None:
-        """Tell Optuna the value at a rung, once: a killed worker may have done so. It takes one objective's only."""
-        known = self._storage.get_trial(hold.trial._trial_id).intermediate_values
-        if len(self.space.objectives) == 1 and rung.values[0] is not None and rung.tokens not in known:
-            hold.trial.report(rung.values[0], rung.tokens)
+    def _report(self, hold: Hold, rung: Rung) -> bool:
+        """Tell Optuna the value at a rung, of one objective only, and once: a killed worker may have done so."""
+        value = rung.values[0] if len(self.space.objectives) == 1 else None
+        if value is None or rung.tokens in self._storage.get_trial(hold.trial._trial_id).intermediate_values:
+            return False
+        hold.trial.report(value, rung.tokens)
+        return True
 
     def _check_space(self, database: Database) -> None:
         """See that every machine searches the space that the study began with. Raises ConfigError."""
@@ -310,11 +312,6 @@ def constraints_of(result: Result) -> dict[str, float]:
     return {LEGAL: legal, **{check["name"]: float(check["violation"]) for check in result.checks}}
 
 
-def rungs_of(trial: FrozenTrial) -> list[Rung]:
-    """Return the rungs that a trial has on record."""
-    return [Rung(**found) for found in trial.user_attrs.get(RUNGS, [])]
-
-
 def to_row(trial: FrozenTrial) -> Row:
     """Return Optuna's trial as a row."""
     ended, begun = trial.user_attrs.get("result"), trial.user_attrs.get("candidate")
@@ -325,7 +322,7 @@ def to_row(trial: FrozenTrial) -> Row:
         given=trial.user_attrs.get("given"),
         description=Description(**begun) if begun else None,
         result=Result(**ended) if ended else Result(outcome=outcome),
-        rungs=rungs_of(trial),
+        rungs=recorded(trial.user_attrs),
     )
 
 

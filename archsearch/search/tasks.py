@@ -119,7 +119,6 @@ def _task(name: str, values: Any, where: Where) -> Task:
     if "data" not in values:
         raise (where / "data").error("is required")
     from archsearch.data.arguments import argument_names, typed_arguments
-    from archsearch.training.run import steps_for
 
     classes = data_classes()
     check_name(values["data"], tuple(classes), "data", where / "data")
@@ -144,7 +143,7 @@ def _task(name: str, values: Any, where: Where) -> Task:
         length=module.length,
         evaluate=tuple(common.evaluate),
         tokens=int(common.tokens),
-        steps=steps_for(module, int(common.tokens)),
+        steps=module.steps_for(int(common.tokens)),
         optimizer={**common.optimizer, **learning_rate},
         schedule=common.schedule,
         evaluations=tuple(module.evaluations()),

@@ -68,7 +68,7 @@ def train_and_evaluate(
         optimizer=dict(optimizer or {}),  # type: ignore[arg-type]
         schedule=dict(schedule or {}),  # type: ignore[arg-type]
     )
-    steps = max_steps or steps_for(data, max_tokens or 0)
+    steps = max_steps or data.steps_for(max_tokens or 0)
     watch = Watch(progress, stop, steps)
     callbacks: list[lightning.Callback] = [watch]
     if rungs is not None:
@@ -112,11 +112,6 @@ def build_data(data_class: str, arguments: Mapping[str, Any]) -> TokenData:
         **{name: value for name, value in arguments.items() if value is not None}
     )
     return module
-
-
-def steps_for(data: TokenData, max_tokens: int) -> int:
-    """Return the optimizer steps that train on `max_tokens` tokens at the data's full length, at least one."""
-    return max(1, math.ceil(max_tokens / data.tokens_per_batch))
 
 
 class Watch(lightning.Callback):
