@@ -11,7 +11,6 @@ import torch
 
 from archsearch.data.evaluation import Evaluation
 from archsearch.training import rungs
-from archsearch.training.metrics import LanguageMetrics
 from archsearch.training.rungs import Rungs
 from tests.training.test_resume import assert_equal
 from tests.training.test_run import run, without_time
@@ -30,12 +29,12 @@ def climb(steps: list[int], metrics: tuple[str, ...] = ("loss", "accuracy/9"), *
 
 
 def generators() -> list[Any]:
-    return [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()]  # noqa: NPY002
+    return [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()]
 
 
 def test_a_training_with_rungs_is_the_same_bit_for_bit(tmp_path, monkeypatch):
     def draw(*arguments):
-        torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002 - whatever an evaluation may draw
+        torch.rand(3), random.random(), np.random.rand()  # whatever an evaluation may draw
         return update(*arguments)
 
     update = rungs._update
@@ -61,18 +60,23 @@ def test_a_rung_sees_what_an_evaluation_at_the_end_sees(precision):
     assert seen == {3: {name: stopped[name] for name in wanted}}
 
 
-def test_every_part_is_in_its_mode_again_and_counted_once(monkeypatch):
-    modes: list[bool] = []
-    forward = LanguageMetrics.update
+def test_a_rung_looks_at_what_is_wanted_and_leaves_the_model_in_training(monkeypatch):
+    def look(metrics, module, batch, number):
+        looked.append((number, module.training))
+        models.add(module)
+        update(metrics, module, batch, number)
 
-    def look(self, *arguments):
-        modes.append(torch.is_grad_enabled())
-        forward(self, *arguments)
+    looked: list[tuple[int, bool]] = []
+    models: set[Any] = set()
+    update = rungs._update
+    monkeypatch.setattr(rungs, "_update", look)
 
-    monkeypatch.setattr(LanguageMetrics, "update", look)
-    climb([2], ("accuracy/9",))
-    at_nine, of_all = 3, 3 + 2  # batches of 2 rows at 9 tokens and of 4 at 6, for 8 rows
-    assert len(modes) in (at_nine + of_all, 4 + 6)
+    def report(_, found):
+        assert list(found) == ["accuracy/9"]
+        assert all(part.training for part in models.pop().modules())
+
+    run(max_steps=3, rungs=Rungs(steps=[2], metrics=["accuracy/9"], report=report))
+    assert set(looked) == {(1, False)}
 
 
 def test_a_killed_run_goes_on_between_its_rungs(tmp_path, monkeypatch):
