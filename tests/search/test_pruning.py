@@ -39,15 +39,19 @@ def merit(architecture):
 
 @pytest.fixture(autouse=True)
 def climb(monkeypatch):
-    """Let trials climb: `seen` are the rungs at which the study looked; `after` is called at each."""
+    """Let trials climb: `ran` are the folders of those that ran, `seen` the rungs that they evaluated.
+
+    `after` is called at each rung; the study's worker sees none before the end where it does not `watch`.
+    """
 
     class Climb:
         def __init__(self):
-            self.seen, self.after, self.watches = [], lambda *_: None, True
+            self.ran, self.seen, self.after, self.watches = [], [], lambda *_: None, True
 
         def __call__(self, folder, config, *, watch, **_):
             save_yaml(folder / "config.yaml", config)
             journal = Journal(folder)
+            self.ran.append(folder.name)
             for name, task in config["tasks"].items():
                 journal.write(phase=f"train {name}")
                 for step in task.get("rungs", {"steps": []})["steps"]:
@@ -175,6 +179,22 @@ def test_one_that_is_best_in_anything_goes_on(parse, here, pruned):
     assert pruning.judge(None, None, rungs[0], rungs[1:3]) is None  # fewer than study.startup
 
 
+def test_the_base_is_never_pruned_and_others_are_only_while_they_run(parse, tmp_path):
+    (tmp_path / "trials").mkdir()
+    store = Store(tmp_path, parse({**OF_ONE, "study.pruner": "asha"}), 0)
+    base, better, worse, late = (store.ask() for _ in range(4))
+    rung = {"task": "s3", "number": 1, "tokens": 64}
+    assert store.reach(better, Rung(**rung, values=[0.5]), may_prune=True) is None
+    assert store.reach(base, Rung(**rung, values=[0.1]), may_prune=True) is None
+    assert store.reach(worse, Rung(**rung, values=[0.2]), may_prune=True).startswith("rung 1 of 2")
+    assert store.reach(worse, Rung(**rung, values=[0.2]), may_prune=True).startswith("rung 1 of 2")  # as on record
+    assert store.reach(late, Rung(**rung, values=[0.2]), may_prune=False) is None
+    assert [len(row.rungs) for row in store.rows()] == [1, 1, 1, 1]
+    for hold in (base, better, worse, late):
+        hold.release()
+    store.close()
+
+
 def test_what_was_pruned_is_not_tried_again(search, tmp_path):
     small = {"space.placement": ["first", "spread"], "space.mixers": {}, "study.sampler": "tpe", "study.trials": 9}
     evidence = search({**OF_ONE, **small, "study.pruner": "asha"})
@@ -230,6 +250,7 @@ def test_a_killed_study_ends_as_if_nothing_had_happened(search, climb):
     assert len(killed) >= 4
     assert [without_time(x) for x in ended["trials"]] == [without_time(x) for x in whole["trials"]]
     assert len(climb.seen) == len(set(climb.seen))  # no rung is evaluated twice
+    assert all(folder.isdigit() for folder, _, _ in climb.seen)  # none when the best are trained again
 
 
 def test_a_verdict_that_a_killed_worker_left_is_carried_out_without_training(search, climb, tmp_path, monkeypatch):
@@ -246,11 +267,11 @@ def test_a_verdict_that_a_killed_worker_left_is_carried_out_without_training(sea
         search(changes)
     monkeypatch.setattr(Store, "tell", tell)
     left = next(row for row in read_rows(tmp_path / "tiny", "tiny") if row.outcome == "running")
-    climb.seen.clear()
+    climb.ran.clear()
     evidence = search(changes)
     assert evidence["trials"][left.number]["outcome"] == "pruned"
     assert evidence["trials"][left.number]["reason"] == left.rungs[-1].pruned
-    assert f"{left.number:04d}" not in {folder for folder, _, _ in climb.seen}
+    assert f"{left.number:04d}" not in climb.ran
 
 
 def test_what_the_rungs_were_worth_is_in_the_result(values, tmp_path, capsys):
