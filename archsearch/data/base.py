@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,10 @@ class TokenData(lightning.LightningDataModule):
     def tokens_per_batch(self) -> int:
         """The tokens of one training batch at its full length."""
         return self.batch_size * self.length
+
+    def steps_for(self, tokens: int) -> int:
+        """Return the optimizer steps, a batch each, that train on so many tokens at the full length, at least one."""
+        return max(1, math.ceil(tokens / self.tokens_per_batch))
 
     def default_eval_lengths(self) -> list[int]:
         """Return the evaluation lengths besides the training length where none are given."""

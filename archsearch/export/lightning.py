@@ -13,13 +13,13 @@ def to_lightning(architecture: Architecture, task: TrainingTask) -> str:
 
     The vocabulary is left to the data, as it is when the task trains a candidate.
     """
-    from archsearch.training.run import build_data, steps_for
+    from archsearch.training.run import build_data
 
     arguments = {**task.arguments, "eval_lengths": list(task.evaluate) or None}
     data = build_data(task.data, arguments)
     config = {
         "seed_everything": 0,
-        "trainer": {"max_steps": steps_for(data, task.tokens), "gradient_clip_val": 1.0},
+        "trainer": {"max_steps": data.steps_for(task.tokens), "gradient_clip_val": 1.0},
         "model": {
             "architecture": {**architecture.to_dict(), "vocab_size": data.vocab_size},
             "optimizer": dict(task.optimizer),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from archsearch.search.rows import Row
+from archsearch.search.rungs import NONE
 from archsearch.search.space import Space
 
 
@@ -16,11 +17,12 @@ def upper_bound(space: Space, trials: int) -> str:
     return (
         f"at most {trials} candidates and {runs} confirmation runs of {_count(each)} tokens ({tasks}): "
         f"{_count((trials + runs) * each)} tokens; illegal, refused and repeated candidates cost none"
+        f"{'' if space.study.pruner == NONE else ', pruned ones a part'}"
     )
 
 
 def time_left(space: Space, rows: Sequence[Row], trials: int) -> str:
-    """Return the time that is left at most, from the trials that have been timed."""
+    """Return the time that is left at most, as if none were pruned, from the trials that were trained to the end."""
     timed = [_seconds(row) for row in rows if row.outcome == "completed"]
     if not timed:
         return "time left: known after the first trial"

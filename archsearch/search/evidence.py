@@ -18,6 +18,7 @@ from archsearch import __version__
 from archsearch.architecture import Architecture
 from archsearch.config import Where
 from archsearch.files import write_atomic
+from archsearch.search import ledger
 from archsearch.search.database import hide_password
 from archsearch.search.front import front, ranked
 from archsearch.search.provenance import header
@@ -35,6 +36,7 @@ def gather(
     """Return all figures, seeds, verdicts and circumstances of a study that has ended."""
     best = _winner_row(space, rows, confirmed)
     on_front = confirmed_front(space, confirmed)
+    pruning = ledger.gather(space, rows)
     return {
         "format": FORMAT,
         "name": space.name,
@@ -46,6 +48,7 @@ def gather(
         "device": _device(rows),
         "objectives": [{**dataclasses.asdict(objective), "label": objective.label} for objective in space.objectives],
         "counts": dict(Counter(row.outcome for row in rows)),
+        **({"pruning": pruning} if pruning else {}),
         "winner": best.number if best else None,
         "nearest": None if best else _nearest(rows),
         "front": [row.number for row in front(space, rows)],
@@ -120,7 +123,8 @@ def _estimate(found: Estimate | None) -> dict[str, Any] | None:
 def _trial(space: Space, row: Row) -> dict[str, Any]:
     described = dataclasses.asdict(row.description) if row.description else {}
     result = dataclasses.asdict(row.result)
-    return {"number": row.number, "given": row.given, **described, **result, "values": row.values(space)}
+    rungs = {"rungs": [dataclasses.asdict(rung) for rung in row.rungs]} if row.rungs else {}
+    return {"number": row.number, "given": row.given, **described, **result, "values": row.values(space), **rungs}
 
 
 def _device(rows: Sequence[Row]) -> str:

@@ -25,8 +25,10 @@ from optuna.trial import FrozenTrial, TrialState
 from archsearch.pattern import parse
 from archsearch.search.candidates import Candidate, sample
 from archsearch.search.choices import Choices, Range, Scalar
+from archsearch.search.expected_end import expected_end
 from archsearch.search.placement import Slots
 from archsearch.search.replacement import Replacement
+from archsearch.search.rungs import recorded
 from archsearch.search.scalarise import scalarised
 from archsearch.search.space import Space
 from archsearch.search.surrogate import Array, Surrogate, standardised
@@ -45,7 +47,8 @@ class PatternSampler(BaseSampler):
 
     `refuses` says whether a candidate would be refused without training. The first `startup` trials fill the space
     evenly. Several objectives become one by weights drawn anew for each proposal, so that all of the front is looked
-    for. `features` are shared by the samplers of a study, so that its trials are read once.
+    for. Pruned trials count with their `expected_end`. `features` are shared by the samplers of a study, so that its
+    trials are read once.
     """
 
     def __init__(
@@ -91,10 +94,9 @@ class PatternSampler(BaseSampler):
         """Return the decisions that lead to the next candidate; none where nothing new can be found."""
         trials = [trial for trial in study.get_trials(deepcopy=False) if "candidate" in trial.user_attrs]
         seen = {trial.user_attrs["candidate"]["key"] for trial in trials}
-        done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-        signs = [1.0 if direction == StudyDirection.MAXIMIZE else -1.0 for direction in study.directions]
-        merits = scalarised(np.array([trial.values for trial in done]).reshape(-1, len(signs)) * signs, self._random)
-        self._merits = dict(zip((trial.number for trial in done), merits.tolist(), strict=True))
+        trained, ends = _ends(study, trials)
+        merits = scalarised(ends, self._random)
+        self._merits = dict(zip((trial.number for trial in trained), merits.tolist(), strict=True))
         pool = self._pool(trials, seen)
         if not pool:
             return {}
@@ -119,7 +121,7 @@ class PatternSampler(BaseSampler):
 
         for _ in range(DRAWN):
             add({})
-        done = [trial for trial in trials if trial.number in self._merits and trial.params]
+        done = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.params]
         done.sort(key=lambda trial: -self._merits[trial.number])
         for trial in done[:BEST]:
             for _ in range(NEIGHBOURS):
@@ -129,16 +131,17 @@ class PatternSampler(BaseSampler):
     def _scores(self, trials: Sequence[FrozenTrial], candidates: Sequence[Candidate]) -> Array:
         new = self._features.of(candidates)
         done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-        known = [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.RUNNING)]
-        if len(done) < LEAST or len(trials) < self._startup:
-            return self._emptiness(known, new)
-        values = standardised(np.array([self._merits[trial.number] for trial in done]))
-        belief = Surrogate.fit(self._of_trials(done), values, self._seed)
+        pruned = [trial for trial in trials if trial.state == TrialState.PRUNED and recorded(trial.user_attrs)]
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+        if len(done) < LEAST or len(trials) < self._startup:
+            return self._emptiness([*done, *pruned, *running], new)
+        trained = [*done, *pruned]
+        values = standardised(np.array([self._merits[trial.number] for trial in trained]))
+        belief = Surrogate.fit(self._of_trials(trained), values, self._seed)
         if running:  # taken to end as expected, or workers would all try the same
             expected, _ = belief.predict(self._of_trials(running))
             both = np.concatenate([values, expected])
-            belief = Surrogate.fit(self._of_trials([*done, *running]), both, self._seed)
+            belief = Surrogate.fit(self._of_trials([*trained, *running]), both, self._seed)
         mean, deviation = belief.predict(new)
         best = belief.predict(self._of_trials(done))[0].max()
         return expected_improvement(mean, deviation, best) * self._chance(trials, new)
@@ -322,6 +325,22 @@ def _spelt(space: Space, known: Candidate, filled: Mapping[str, set[int]]) -> De
             decided.update({f"{x.prefix}slot_{i}": left.index(slot) - i for i, slot in enumerate(own)})
         left = [slot for slot in left if slot not in own]
     return decided
+
+
+def _ends(study: Study, trials: Sequence[FrozenTrial]) -> tuple[list[FrozenTrial], Array]:
+    """Return the trials that ended with values, or were pruned and are taken to, and these `[N, objectives]`.
+
+    More is better in all of them.
+    """
+    done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    pruned = [trial for trial in trials if done and trial.state == TrialState.PRUNED and recorded(trial.user_attrs)]
+    finished, ended_at = ([recorded(trial.user_attrs) for trial in some] for some in (done, pruned))
+    columns = []
+    for i, direction in enumerate(study.directions):
+        sign = 1.0 if direction == StudyDirection.MAXIMIZE else -1.0
+        ends = [sign * trial.values[i] for trial in done]
+        columns.append([*ends, *(expected_end(climbed, finished, ends, i, sign) for climbed in ended_at)])
+    return [*done, *pruned], np.array(columns).T
 
 
 def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:

@@ -12,10 +12,11 @@ from archsearch.pattern import compact
 from archsearch.search.budget import Check, state_bytes
 from archsearch.search.candidates import Candidate
 from archsearch.search.measures import objective_figure
+from archsearch.search.rungs import Rung
 from archsearch.search.space import Space
 from archsearch.search.tasks import Objective
 
-OUTCOMES = ("completed", "refused", "illegal", "failed", "duplicate", "running", "waiting")
+OUTCOMES = ("completed", "pruned", "refused", "illegal", "failed", "duplicate", "running", "waiting")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,10 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a trial ended: metrics and seconds per task, what the budget said, and the figures that objectives want."""
+    """How a trial ended: metrics and seconds per task, what the budget said, and the figures that objectives want.
+
+    `trained_tokens` are those of a pruned trial, which are fewer than all.
+    """
 
     outcome: str
     reason: str | None = None
@@ -45,6 +49,7 @@ class Result:
     seconds: Mapping[str, float] = field(default_factory=dict)
     duplicate_of: int | None = None
     figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    trained_tokens: int | None = None
 
     @property
     def violation(self) -> float:
@@ -54,12 +59,13 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One trial. `given` names the candidates that every study starts with."""
+    """One trial. `given` names the candidates that every study starts with; `rungs` are those that it has reached."""
 
     number: int
     given: str | None
     description: Description | None
     result: Result
+    rungs: Sequence[Rung] = ()
 
     @property
     def outcome(self) -> str:

@@ -17,7 +17,9 @@ from archsearch.search.forbid import Forbidden, decisions, parse_forbidden
 from archsearch.search.keys import check_keys, check_name
 from archsearch.search.measures import want
 from archsearch.search.placement import Slots
+from archsearch.search.pruners import PRUNERS
 from archsearch.search.replacement import Replacement, parse_replacements
+from archsearch.search.rungs import check_rungs
 from archsearch.search.samplers import SAMPLERS
 from archsearch.search.tasks import Objective, Task, parse_objectives, parse_tasks
 
@@ -38,12 +40,20 @@ class Confirm:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """How the space is searched. `trials` counts distinct candidates, illegal and refused ones included."""
+    """How the space is searched. `trials` counts distinct candidates, illegal and refused ones included.
+
+    A `pruner` looks at every candidate after `reduction**-rungs`, ..., `reduction**-2` and `reduction**-1` of the
+    tokens of each task that has an objective (1/9 and 1/3 by default) and may end it there. `asha` and `hyperband` keep
+    the best 1 of `reduction`; `median` and `pareto` (for several objectives too) keep the better half, and everything
+    until `startup` others are there to compare with. The base is never pruned.
+    """
 
     sampler: str = "tpe"
     trials: int = 60
     startup: int = 10
     pruner: str = "none"
+    rungs: int = 2
+    reduction: int = 3
     confirm: Confirm = field(default_factory=Confirm)
     timeout_per_trial: float = quantity("seconds", default=3600.0)
     seed: int = 0
@@ -116,7 +126,7 @@ def parse_space(values: Mapping[str, Any], where: Where) -> Space:
     tasks = parse_tasks(written.tasks, where / "tasks")
     objectives = parse_objectives(written.objectives, tasks, where / "objectives")
     budget = parse_budget(written.budget, base, where / "budget")
-    return Space(
+    space = Space(
         name=written.name,
         base=bound,
         replace=replace,
@@ -132,6 +142,8 @@ def parse_space(values: Mapping[str, Any], where: Where) -> Space:
         study=_study(written.study, len(objectives), where / "study"),
         written=dict(values),
     )
+    check_rungs(space, where / "study")
+    return space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +173,12 @@ def _study(values: object, objectives: int, where: Where) -> StudyOptions:
     check_name(study.confirm.among, ("all", "front"), "choice", where / "confirm.among")
     if study.confirm.among == "front" and objectives == 1:
         raise (where / "confirm.among").error("there is a front of several objectives only; got 'front' and one")
-    if study.pruner != "none":
-        raise (where / "pruner").error(f"must be none, the only pruner there is; got {study.pruner!r}")
+    check_name(study.pruner, tuple(PRUNERS), "pruner", where / "pruner")
     for name, value, least in (
         ("trials", study.trials, 1),
         ("startup", study.startup, 0),
+        ("rungs", study.rungs, 1),
+        ("reduction", study.reduction, 2),
         ("confirm.top", study.confirm.top, 0),
         ("confirm.seeds", study.confirm.seeds, 0),
         ("seed", study.seed, 0),

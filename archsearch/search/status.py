@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.config import ConfigError, Where
+from archsearch.search import ledger
 from archsearch.search.database import one_line_errors
 from archsearch.search.folder import SQLITE, database_of, read_evidence
 from archsearch.search.front import front
@@ -41,6 +42,11 @@ class Status:
         """The trials on the Pareto front so far, where there are several objectives."""
         return [row.number for row in front(self.space, self.rows)]
 
+    @property
+    def pruning(self) -> dict[str, Any] | None:
+        """How well the rungs have ranked so far, and what they saved; None without a pruner."""
+        return ledger.gather(self.space, self.rows)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return {
@@ -49,6 +55,7 @@ class Status:
             "counts": self.counts,
             "running": {str(number): report for number, report in self.alive.items()},
             "abandoned": list(self.abandoned),
+            **({"pruning": pruning} if (pruning := self.pruning) else {}),
             "finished": self.evidence is not None,
             "front": self.front,
             "winner": self.evidence["winner"] if self.evidence else None,

@@ -11,7 +11,7 @@ import contextlib
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ from archsearch.search.database import Database, ServerGoneError
 from archsearch.search.folder import changes, read_evidence
 from archsearch.search.locks import FileLocks, Lock, Locks
 from archsearch.search.pattern_sampler import Features
+from archsearch.search.pruners import Pruning
 from archsearch.search.rows import Description, Result, Row, describe
+from archsearch.search.rungs import RUNGS, Rung, recorded
 from archsearch.search.samplers import SAMPLERS, Setting, seed_of_trial
 from archsearch.search.space import Space
 
@@ -62,7 +64,7 @@ class Store:
 
     def __init__(self, folder: Path, space: Space, seed: int, database: Database | None = None) -> None:
         self.folder, self.space, self.seed, self.database = folder, space, seed, database
-        self._features = Features(space)
+        self._features, self._pruning = Features(space), Pruning(space)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.locks = make_locks(folder, space.name, database)
         self.lock = self.locks.study()
@@ -125,6 +127,22 @@ class Store:
         hold.trial.set_user_attr("candidate", asdict(description))
         return candidate, description
 
+    def reach(self, hold: Hold, rung: Rung, *, may_prune: bool) -> str | None:
+        """Put a rung on record, unless it is, and return why the pruner ends the trial there, or None."""
+        trial = self._storage.get_trial(hold.trial._trial_id)
+        own = recorded(trial.user_attrs)
+        if known := next((found for found in own if found.is_at(rung)), None):
+            return known.pruned if may_prune else None
+        if self._report(hold, rung):
+            trial = self._storage.get_trial(hold.trial._trial_id)
+        trials = [x for x in self._study.get_trials(deepcopy=False) if x.number != hold.number]
+        others = [found for x in trials for found in recorded(x.user_attrs) if found.is_at(rung)]
+        verdict = self._pruning.judge(self._study, trial, rung, others)
+        reason = verdict if may_prune and hold.trial.user_attrs.get("given") != "base" else None
+        on_record = [asdict(found) for found in (*own, replace(rung, pruned=reason))]
+        hold.trial.set_user_attr(RUNGS, on_record)
+        return reason
+
     def tell(self, hold: Hold, result: Result) -> None:
         """Put a result on record: constraints first, so that nothing infeasible can ever count as feasible."""
         known = self._storage.get_trial(hold.trial._trial_id).constraints
@@ -140,6 +158,9 @@ class Store:
             hold.trial.set_constraint(key, value)
         reason = f"the same model as trial {original.number}"
         result = Result(outcome="duplicate", reason=reason, duplicate_of=original.number)
+        if original.outcome == "pruned":
+            for rung in original.rungs:
+                self._report(hold, rung)
         hold.trial.set_user_attr("result", asdict(result))
         self._finish(hold, original.result)
 
@@ -174,9 +195,17 @@ class Store:
             row = Row(number=hold.number, given=None, description=None, result=result)
             self._study.tell(hold.trial, [float(value) for value in row.values(self.space) if value is not None])
         else:
-            refused = result.outcome in ("illegal", "refused")
+            refused = result.outcome in ("illegal", "refused", "pruned")
             self._study.tell(hold.trial, state=TrialState.PRUNED if refused else TrialState.FAIL)
         hold.release()
+
+    def _report(self, hold: Hold, rung: Rung) -> bool:
+        """Tell Optuna the value at a rung, of one objective only, and once: a killed worker may have done so."""
+        value = rung.values[0] if len(self.space.objectives) == 1 else None
+        if value is None or rung.tokens in self._storage.get_trial(hold.trial._trial_id).intermediate_values:
+            return False
+        hold.trial.report(value, rung.tokens)
+        return True
 
     def _check_space(self, database: Database) -> None:
         """See that every machine searches the space that the study began with. Raises ConfigError."""
@@ -293,6 +322,7 @@ def to_row(trial: FrozenTrial) -> Row:
         given=trial.user_attrs.get("given"),
         description=Description(**begun) if begun else None,
         result=Result(**ended) if ended else Result(outcome=outcome),
+        rungs=recorded(trial.user_attrs),
     )
 
 

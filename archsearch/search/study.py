@@ -11,12 +11,14 @@ from typing import Any, Protocol, TypeVar
 
 from archsearch.search.budget import Check, check_exact, to_plain
 from archsearch.search.candidates import Candidate
+from archsearch.search.climb import PrunedError, reached, trained_tokens
 from archsearch.search.database import GONE, one_line
 from archsearch.search.enumeration import enumerate_candidates
 from archsearch.search.judge import Table, predict
 from archsearch.search.measures import exact_figures
-from archsearch.search.process import Report, run_trial
+from archsearch.search.process import Report, read_report, run_trial
 from archsearch.search.rows import Result, Row, failed_checks, objective_value, plain
+from archsearch.search.rungs import orders
 from archsearch.search.space import Space
 from archsearch.search.store import PATIENCE, Hold, Store, trailing_repeats
 from archsearch.throughput.predict import Predictor
@@ -190,15 +192,28 @@ class Study:
 
     def _run_trial(self, hold: Hold, checks: Sequence[Check]) -> Result:
         rows = self.patiently(self.store.rows)
-        description = next(row.description for row in rows if row.number == hold.number)
+        row = next(row for row in rows if row.number == hold.number)
+        description = row.description
         assert description is not None
-        config = trial_config(self.space, description.architecture, self.store.seed, self.plugins, tables=self.tables)
-        report = run_trial(
-            hold.folder,
-            config,
-            timeout=self.space.study.timeout_per_trial,
-            watch=Throttled(partial(self._watch, hold)),
+        config = trial_config(
+            self.space, description.architecture, self.store.seed, self.plugins, tables=self.tables, rungs=True
         )
+        show, climb = Throttled(partial(self._watch, hold)), _Climb(self, hold, description.architecture or {})
+
+        def watch(report: Report) -> None:
+            show(report)
+            with contextlib.suppress(*GONE):
+                climb.look(report)
+
+        try:
+            if reason := next((rung.pruned for rung in row.rungs if rung.pruned), None):
+                raise PrunedError(reason)  # a killed worker has seen its end
+            report = run_trial(hold.folder, config, timeout=self.space.study.timeout_per_trial, watch=watch)
+            self.patiently(partial(climb.look, report, ended=True))
+        except PrunedError as pruned:
+            report = {**read_report(hold.folder), "outcome": "pruned", "reason": str(pruned)}
+            for checkpoint in hold.folder.glob("*/*last.ckpt*"):
+                checkpoint.unlink()  # a study would fill the disk with them
         return result_of(self.space, report, checks, description.architecture or {})
 
     def _ending(self, rows: Sequence[Row]) -> str | None:
@@ -218,6 +233,26 @@ class Study:
         if self._every_key is None:
             self._every_key = {candidate.key for candidate in enumerate_candidates(self.space, ENUMERABLE) or []}
         return bool(self._every_key) and self._every_key <= {row.description.key for row in rows if row.description}
+
+
+class _Climb:
+    """A trial's way up the rungs; each is looked at once."""
+
+    def __init__(self, study: Study, hold: Hold, architecture: Mapping[str, Any]) -> None:
+        self._study, self._hold, self._seen = study, hold, 0
+        self._exact = exact_figures(study.space.objectives, architecture, study.space.budget.precision)
+
+    def look(self, report: Report, *, ended: bool = False) -> None:
+        """Put new rungs on record; raises PrunedError where the pruner ends the trial, if it has not `ended`."""
+        space, store, hold = self._study.space, self._study.store, self._hold
+        ended = ended or report.get("outcome") is not None
+        known = {**report, "figures": {**report.get("figures", {}), **self._exact}}
+        for rung in reached(space, known)[self._seen :]:
+            if not store.is_ours(hold):
+                raise TrialTakenError
+            if reason := store.reach(hold, rung, may_prune=not ended):
+                raise PrunedError(reason)
+            self._seen += 1
 
 
 class Throttled:
@@ -240,6 +275,7 @@ def trial_config(
     *,
     budget: bool = True,
     tables: Mapping[str, Table] | None = None,
+    rungs: bool = False,
 ) -> dict[str, Any]:
     """Return what a trial's process needs to know, as plain values."""
     return {
@@ -255,6 +291,7 @@ def trial_config(
                 "optimizer": dict(task.optimizer),
                 "schedule": dict(task.schedule),
                 "precision": PRECISIONS[space.budget.precision],
+                **(orders(space, name) if rungs else {}),
             }
             for name, task in space.tasks.items()
         },
@@ -282,6 +319,7 @@ def result_of(space: Space, report: Report, checks: Sequence[Check], architectur
         measurement=report.get("measurement"),
         seconds=report.get("seconds", {}),
         figures=figures,
+        trained_tokens=trained_tokens(space, report) if outcome == "pruned" else None,
     )
 
 

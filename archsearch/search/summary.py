@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from archsearch.search import ledger
 from archsearch.search.front import front
 from archsearch.search.rows import Description, Result, Row
 from archsearch.search.space import Space
@@ -31,6 +32,7 @@ def print_result(space: Space, folder: Path, evidence: Mapping[str, Any], messag
     console.print()
     counts = ", ".join(f"{count} {outcome}" for outcome, count in evidence["counts"].items() if outcome != "waiting")
     console.print(f"{message}: {counts}", markup=False)
+    _print_ledger(console, evidence.get("pruning"))
     if evidence["confirmed"]:
         console.print(
             f"\ntrained again with fresh seeds (mean ± {evidence['confidence']:.0%} t-interval{_together(evidence)}):\n"
@@ -61,6 +63,7 @@ def print_status(status: Status) -> None:
     _print_front(console, status.space, status.rows)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in status.counts.items())
     console.print(f"\n{status.folder}: {counts or 'no trials yet'}", markup=False)
+    _print_ledger(console, status.pruning)
     if status.abandoned:
         numbers = ", ".join(map(str, status.abandoned))
         console.print(f"abandoned by a killed worker: {numbers}; the next worker of this study takes them up again")
@@ -81,6 +84,11 @@ def _print_front(console: Console, space: Space, rows: Sequence[Row]) -> None:
     if best := front(space, rows):
         console.print(f"\n{FRONT} the Pareto front: nothing else is as good in every objective and better in one\n")
         console.print(rows_table(space, best, {}))
+
+
+def _print_ledger(console: Console, found: Mapping[str, Any] | None) -> None:
+    for line in ledger.lines(found):
+        console.print(line, markup=False)
 
 
 def print_survey(space: Space, figures: Mapping[str, Any]) -> None:

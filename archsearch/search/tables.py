@@ -13,7 +13,14 @@ from archsearch.search.process import Report
 from archsearch.search.rows import Row
 from archsearch.search.space import Space
 
-COLOURS = {"completed": "green", "refused": "yellow", "illegal": "yellow", "failed": "red", "running": "cyan"}
+COLOURS = {
+    "completed": "green",
+    "refused": "yellow",
+    "illegal": "yellow",
+    "failed": "red",
+    "running": "cyan",
+    "pruned": "magenta",
+}
 
 FRONT = "^"
 """Marks what is on the Pareto front."""

@@ -23,8 +23,8 @@ MINIMIZED = ("loss", "perplexity")
 class Task:
     """One training run per candidate: the data class with its arguments, how long, and where it is evaluated.
 
-    `evaluate` adds evaluation lengths to the training length; `tokens` is the length of the run; `evaluations` are all
-    the sets that the metrics are of.
+    `evaluate` adds evaluation lengths to the training length; `tokens` is the length of the run, which takes so many
+    optimizer `steps`; `evaluations` are all the sets that the metrics are of.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Task:
     length: int
     evaluate: tuple[int, ...]
     tokens: int
+    steps: int
     optimizer: Mapping[str, Any]
     schedule: Mapping[str, Any]
     evaluations: tuple[Evaluation, ...]
@@ -150,6 +151,7 @@ def _task(name: str, values: Any, where: Where) -> Task:
         length=module.length,
         evaluate=tuple(common.evaluate),
         tokens=int(common.tokens),
+        steps=module.steps_for(int(common.tokens)),
         optimizer={**common.optimizer, **learning_rate},
         schedule=common.schedule,
         evaluations=tuple(module.evaluations()),

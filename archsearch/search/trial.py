@@ -13,12 +13,13 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from archsearch.config import Where, load_yaml
 from archsearch.files import write_atomic
-from archsearch.search.process import die_with_parent, read_report
+from archsearch.search.process import Report, die_with_parent, read_report
 
 REPORT_SECONDS = 0.5
 
@@ -32,7 +33,8 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "metrics.json"
-        self.report = {"metrics": {}, "seconds": {}, **read_report(folder), "outcome": None, "reason": None}
+        begun: Report = {"metrics": {}, "seconds": {}, "rungs": [], **read_report(folder)}
+        self.report: Report = {**begun, "outcome": None, "reason": None}
         self._written = 0.0
 
     def write(self, **news: Any) -> None:
@@ -104,7 +106,15 @@ def _check_budget(
 
 def _train(architecture: Any, name: str, task: Mapping[str, Any], seed: int, folder: Path, journal: Journal) -> None:
     from archsearch.training.run import train_and_evaluate
+    from archsearch.training.rungs import Rungs
 
+    orders = task.get("rungs", {"steps": [], "metrics": []})
+    known = [rung["step"] for rung in journal.report["rungs"] if rung["task"] == name]
+    rungs = Rungs(
+        steps=[step for step in orders["steps"] if step not in known],
+        metrics=orders["metrics"],
+        report=partial(_reach, journal, name),
+    )
     journal.write(phase=f"train {name}", progress={})
     started = time.monotonic()
     metrics = train_and_evaluate(
@@ -119,12 +129,22 @@ def _train(architecture: Any, name: str, task: Mapping[str, Any], seed: int, fol
         checkpoint_dir=folder / name,
         precision=task["precision"],
         progress=lambda news: journal.progress(news),
+        rungs=rungs,
     )
     _check_finite(name, metrics)
     journal.report["metrics"][name] = {key: float(value) for key, value in metrics.items()}
     journal.report["seconds"][name] = time.monotonic() - started
     journal.write()
     (folder / name / "last.ckpt").unlink(missing_ok=True)  # it has served: a study would fill the disk with them
+
+
+def _reach(journal: Journal, name: str, step: int, metrics: dict[str, float]) -> None:
+    """Put a rung on record; the study's worker sees it there, and training does not wait for what it says."""
+    for key, value in metrics.items():
+        if math.isnan(value):
+            raise ArithmeticError(f"{name}: {key} is {value} at step {step}")
+    journal.report["rungs"].append({"task": name, "step": step, "metrics": metrics})
+    journal.write()
 
 
 def _check_finite(name: str, metrics: Mapping[str, float]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 import lightning.pytorch as lightning
@@ -249,13 +249,18 @@ class LanguageModel(lightning.LightningModule):
 
     def _log_evaluation(self, stage: str) -> None:
         for evaluation, metrics in zip(self._evaluations(), self._metrics, strict=True):
-            for group, values in metrics.compute().items():  # type: ignore[operator]
-                for name, value in values.items():
-                    self.log(_path(stage, name, evaluation.name, group), value, sync_dist=True)
-                    if evaluation.standard and not group:
-                        shown = name in SHOWN
-                        self.log(_path(stage, name, evaluation.part), value, prog_bar=shown, sync_dist=True)
+            for name, value, shown in named(evaluation, metrics.compute()):  # type: ignore[operator]
+                self.log(f"{stage}/{name}", value, prog_bar=shown, sync_dist=True)
         self._metrics = nn.ModuleList()  # their states do not belong into a checkpoint
+
+
+def named(evaluation: Evaluation, computed: Mapping[str, Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor, bool]]:
+    """Yield an evaluation's metrics under their names, and whether each is one for a progress bar."""
+    for group, values in computed.items():
+        for name, value in values.items():
+            yield _path(name, evaluation.name, group), value, False
+            if evaluation.standard and not group:
+                yield _path(name, evaluation.part), value, name in SHOWN
 
 
 def describe(

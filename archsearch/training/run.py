@@ -19,6 +19,7 @@ from archsearch.config import ConfigError, nearest
 from archsearch.data.base import TokenData
 from archsearch.training.callbacks import LAST, SaveLast
 from archsearch.training.module import LanguageModel
+from archsearch.training.rungs import EvaluateAtRungs, Rungs
 
 CHECKPOINT_SECONDS = 30.0
 REPORT_SECONDS = 0.5
@@ -43,6 +44,7 @@ def train_and_evaluate(
     checkpoint_dir: str | Path | None = None,
     progress: Callable[[dict[str, Any]], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    rungs: Rungs | None = None,
 ) -> dict[str, float]:
     """Train from scratch for `max_steps`, or as many as take `max_tokens` at the full length, and return the metrics.
 
@@ -52,7 +54,8 @@ def train_and_evaluate(
     is replaced by the data's. Goes on, bit for bit, from `checkpoint_dir/last.ckpt` where there is one.
 
     `progress` is called about twice a second with `step`, `total_steps`, `tokens`, `loss`, `tokens_per_second` and
-    `seconds`. Raises ConfigError for what cannot be built, NotFiniteError where training diverges.
+    `seconds`; `rungs` says when to evaluate on the way. Raises ConfigError for what cannot be built, NotFiniteError
+    where training diverges.
     """
     if (max_tokens is None) == (max_steps is None):
         raise ConfigError(f"one of max_tokens and max_steps must be given; got {max_tokens} and {max_steps}")
@@ -65,9 +68,11 @@ def train_and_evaluate(
         optimizer=dict(optimizer or {}),  # type: ignore[arg-type]
         schedule=dict(schedule or {}),  # type: ignore[arg-type]
     )
-    steps = max_steps or steps_for(data, max_tokens or 0)
+    steps = max_steps or data.steps_for(max_tokens or 0)
     watch = Watch(progress, stop, steps)
     callbacks: list[lightning.Callback] = [watch]
+    if rungs is not None:
+        callbacks.append(EvaluateAtRungs(rungs, data))
     if checkpoint_dir is not None:
         callbacks.append(SaveLast(str(checkpoint_dir), CHECKPOINT_SECONDS))
     trainer = lightning.Trainer(
@@ -107,11 +112,6 @@ def build_data(data_class: str, arguments: Mapping[str, Any]) -> TokenData:
         **{name: value for name, value in arguments.items() if value is not None}
     )
     return module
-
-
-def steps_for(data: TokenData, max_tokens: int) -> int:
-    """Return the optimizer steps that train on `max_tokens` tokens at the data's full length, at least one."""
-    return max(1, math.ceil(max_tokens / data.tokens_per_batch))
 
 
 class Watch(lightning.Callback):

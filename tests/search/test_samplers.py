@@ -15,6 +15,7 @@ from archsearch.search.enumeration import enumerate_candidates
 from archsearch.search.filling import Filling
 from archsearch.search.pattern_sampler import Features, Follow, expected_improvement, neighbour
 from archsearch.search.rows import describe
+from archsearch.search.rungs import Rung
 from archsearch.search.samplers import SAMPLERS, Setting, seed_of_trial
 from archsearch.search.store import _TrialSuggest
 from archsearch.search.surrogate import Surrogate, _loss, standardised
@@ -204,6 +205,24 @@ def test_it_finds_a_place_in_fewer_trials_than_chance_would_take(parse, seed):
     _, candidates = run(space, "pattern", 25, score, seed)
     best = sorted(map(score, enumerate_candidates(space, 10_000)))
     assert min(map(score, candidates)) <= best[len(best) // 100]  # chance: 25 of 900 draws, one in five
+
+
+def test_it_learns_from_what_was_pruned(parse):
+    space = parse({**ROOMY, "objectives": [{"task": "s3", "metric": "accuracy", "direction": "maximize"}]})
+
+    def trial(slots, state, value, at_rung):
+        candidate = describe(space, build(space, "free", slots, space.published))
+        rung = Rung(task="s3", number=1, tokens=64, values=[at_rung])
+        attributes = {"candidate": asdict(candidate), "rungs": [asdict(rung)]}
+        return optuna.trial.create_trial(state=state, value=value, user_attrs=attributes)
+
+    complete, pruned = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
+    done = [trial((i,), complete, 0.6 + 0.01 * i, 0.3 + 0.01 * i) for i in range(5)]
+    worse = [trial((i,), pruned, 0.1, 0.1) for i in (8, 10)]
+    study, near = optuna.create_study(direction="maximize"), [build(space, "free", (9,), space.published)]
+    setting = Setting(space=space, seed=0, startup=4, refuses=no, features=Features(space))
+    sampler = SAMPLERS["pattern"](setting)
+    assert sampler._scores(study, [*done, *worse], near) < 0.2 * sampler._scores(study, done, near)
 
 
 def test_a_neighbour_is_a_step_away(parse):

@@ -144,7 +144,17 @@ def test_a_letter_that_is_not_written_has_its_defaults(parse):
             {"study.sampler": "tpee"},
             "study.sampler: unknown sampler 'tpee' (did you mean 'tpe'?); known: pattern, tpe, gp, nsga2, random",
         ),
-        ({"study.pruner": "median"}, "study.pruner: must be none, the only pruner there is; got 'median'"),
+        (
+            {"study.pruner": "median"},
+            "study.pruner: must be pareto (or none) where there are several objectives; got 'median' with 2",
+        ),
+        ({"study.pruner": "ahsa"}, "study.pruner: unknown pruner 'ahsa' (did you mean 'asha'?); known: none, median, "),
+        ({"study.rungs": 0}, "study.rungs: must be at least 1; got 0"),
+        ({"study.reduction": 1}, "study.reduction: must be at least 2; got 1"),
+        (
+            {"study.pruner": "pareto", "tasks.s3.tokens": 512},
+            "study.rungs: 2 with reduction 3 need tasks of at least 9 optimizer steps; got 8 of task s3",
+        ),
         ({"study.confirm.tpo": 3}, "study.confirm.tpo: unknown key (did you mean 'top'?)"),
         ({"study.trials": 0}, "study.trials: must be at least 1; got 0"),
     ],
