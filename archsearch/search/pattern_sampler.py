@@ -64,7 +64,6 @@ class PatternSampler(BaseSampler):
         self._random = random.Random(seed)
         self._features = features
         self._decided: Decisions = {}
-        self._merits: dict[int, float] = {}  # of the completed trials by number, as weighed for this proposal
         self._otherwise = RandomSampler(seed=seed)
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
@@ -94,22 +93,28 @@ class PatternSampler(BaseSampler):
         """Return the decisions that lead to the next candidate; none where nothing new can be found."""
         trials = [trial for trial in study.get_trials(deepcopy=False) if "candidate" in trial.user_attrs]
         seen = {trial.user_attrs["candidate"]["key"] for trial in trials}
-        trained, ends = _ends(study, trials)
-        merits = scalarised(ends, self._random)
-        self._merits = dict(zip((trial.number for trial in trained), merits.tolist(), strict=True))
-        pool = self._pool(trials, seen)
+        merits = self._weigh(study, trials)
+        pool = self._pool(trials, seen, merits)
         if not pool:
             return {}
         candidates = [candidate for _, candidate in pool]
         built = [trial for trial in trials if trial.user_attrs["candidate"]["architecture"]]  # not so an illegal place
-        scores = self._scores(built, candidates)
+        scores = self._scores(built, candidates, merits)
         for i in np.argsort(-scores, kind="stable"):
             if not self._refuses(candidates[i]):
                 decided: Decisions = pool[i][0]
                 return decided
         return {}
 
-    def _pool(self, trials: Sequence[FrozenTrial], seen: set[str]) -> list[tuple[Decisions, Candidate]]:
+    def _weigh(self, study: Study, trials: Sequence[FrozenTrial]) -> dict[int, float]:
+        """Return what each trial that was trained is worth for this proposal, by its number."""
+        trained, ends = _ends(study, trials)
+        merits = scalarised(ends, self._random)
+        return dict(zip((trial.number for trial in trained), merits.tolist(), strict=True))
+
+    def _pool(
+        self, trials: Sequence[FrozenTrial], seen: set[str], merits: Mapping[int, float]
+    ) -> list[tuple[Decisions, Candidate]]:
         """Return new legal candidates: drawn at random, and neighbours of the best, each once."""
         found: dict[str, tuple[Decisions, Candidate]] = {}
 
@@ -122,13 +127,15 @@ class PatternSampler(BaseSampler):
         for _ in range(DRAWN):
             add({})
         done = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.params]
-        done.sort(key=lambda trial: -self._merits[trial.number])
+        done.sort(key=lambda trial: -merits[trial.number])
         for trial in done[:BEST]:
             for _ in range(NEIGHBOURS):
                 add(neighbour(trial.params, self._space, self._random))
         return list(found.values())
 
-    def _scores(self, trials: Sequence[FrozenTrial], candidates: Sequence[Candidate]) -> Array:
+    def _scores(
+        self, trials: Sequence[FrozenTrial], candidates: Sequence[Candidate], merits: Mapping[int, float]
+    ) -> Array:
         new = self._features.of(candidates)
         done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
         pruned = [trial for trial in trials if trial.state == TrialState.PRUNED and recorded(trial.user_attrs)]
@@ -136,7 +143,7 @@ class PatternSampler(BaseSampler):
         if len(done) < LEAST or len(trials) < self._startup:
             return self._emptiness([*done, *pruned, *running], new)
         trained = [*done, *pruned]
-        values = standardised(np.array([self._merits[trial.number] for trial in trained]))
+        values = standardised(np.array([merits[trial.number] for trial in trained]))
         belief = Surrogate.fit(self._of_trials(trained), values, self._seed)
         if running:  # taken to end as expected, or workers would all try the same
             expected, _ = belief.predict(self._of_trials(running))

@@ -210,19 +210,24 @@ def test_it_finds_a_place_in_fewer_trials_than_chance_would_take(parse, seed):
 def test_it_learns_from_what_was_pruned(parse):
     space = parse({**ROOMY, "objectives": [{"task": "s3", "metric": "accuracy", "direction": "maximize"}]})
 
-    def trial(slots, state, value, at_rung):
-        candidate = describe(space, build(space, "free", slots, space.published))
+    def trial(number, slots, state, value, at_rung):
+        candidate = describe(space, filled(space, M=slots))
         rung = Rung(task="s3", number=1, tokens=64, values=[at_rung])
         attributes = {"candidate": asdict(candidate), "rungs": [asdict(rung)]}
-        return optuna.trial.create_trial(state=state, value=value, user_attrs=attributes)
+        found = optuna.trial.create_trial(state=state, value=value, user_attrs=attributes)
+        found.number = number
+        return found
 
     complete, pruned = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
-    done = [trial((i,), complete, 0.6 + 0.01 * i, 0.3 + 0.01 * i) for i in range(5)]
-    worse = [trial((i,), pruned, 0.1, 0.1) for i in (8, 10)]
-    study, near = optuna.create_study(direction="maximize"), [build(space, "free", (9,), space.published)]
+    done = [trial(i, (i,), complete, 0.6 + 0.01 * i, 0.3 + 0.01 * i) for i in range(5)]
+    worse = [trial(i, (i,), pruned, 0.1, 0.1) for i in (8, 10)]
+    study, near = optuna.create_study(direction="maximize"), [filled(space, M=(9,))]
     setting = Setting(space=space, seed=0, startup=4, refuses=no, features=Features(space))
     sampler = SAMPLERS["pattern"](setting)
-    assert sampler._scores(study, [*done, *worse], near) < 0.2 * sampler._scores(study, done, near)
+    with_them, without = (
+        sampler._scores(trials, near, sampler._weigh(study, trials)) for trials in ([*done, *worse], done)
+    )
+    assert with_them < 0.2 * without
 
 
 def test_a_neighbour_is_a_step_away(parse):
