@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.config import ConfigError
-from archsearch.search import cost, cost_tables, evidence, outlook
+from archsearch.search import cost, cost_tables, evidence, gpus, outlook
 from archsearch.search.database import Database, one_line_errors, parse_database
 from archsearch.search.folder import database_of, open_folder, read_evidence
 from archsearch.search.process import die_with_parent
@@ -61,8 +61,11 @@ def run(space: Space, options: Options) -> Conclusion:
     if options.join:
         die_with_parent()
     _check_machine(space)
-    if options.workers > 1:  # processes side by side that each take all cores slow each other down many times
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.workers)))
+    own_gpus, *other_gpus = gpus.assign(gpus.visible(), options.workers, space.study.devices)
+    os.environ.update(gpus.use(own_gpus))
+    processes = options.workers * space.study.devices
+    if processes > 1:  # processes side by side that each take all cores slow each other down many times
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     began = time.monotonic()
     database = _database(space, options)
     folder = open_folder(options.output, space, fresh=options.fresh, database=database)
@@ -78,7 +81,7 @@ def run(space: Space, options: Options) -> Conclusion:
         tables, news = cost_tables.prepare(space, options.file, folder, options.tables)
         view = StudyView(space, folder, options.trials, lambda rows: cost.time_left(space, rows, options.trials))
         study = Study(space, store, limits, view, options.plugins, tables)
-        with view, _workers(options, folder, database) as workers:
+        with view, _workers(options, folder, database, other_gpus) as workers:
             if not options.join:
                 _announce(study, view, options, news)
             return _search(study, view, options, workers)
@@ -181,14 +184,16 @@ def _check_machine(space: Space) -> None:
 
 
 @contextlib.contextmanager
-def _workers(options: Options, folder: Path, database: Database | None) -> Iterator[Workers]:
-    """Run the further workers of this command; none outlives it."""
+def _workers(
+    options: Options, folder: Path, database: Database | None, their_gpus: Sequence[Sequence[str]]
+) -> Iterator[Workers]:
+    """Run the further workers of this command, each on GPUs of its own; none outlives it."""
     workers: Workers = []
     environment = dict(os.environ)
     if database and database.password is not None:  # anybody on the machine can read a command line
         environment["PGPASSWORD"] = database.password
     try:
-        for number in range(1, 1 if options.join else options.workers):
+        for number, own_gpus in enumerate(their_gpus, start=1):
             own = folder / "trials" / f"worker-{number}"
             own.mkdir(parents=True, exist_ok=True)
             with (own / "log.txt").open("ab") as log:
@@ -199,7 +204,7 @@ def _workers(options: Options, folder: Path, database: Database | None) -> Itera
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    env=environment,
+                    env=environment | gpus.use(own_gpus),
                 )
             workers.append(worker)
         yield workers

@@ -19,6 +19,9 @@ from archsearch.search.placement import PLACEMENTS, Slots, find_slots
 from archsearch.search.samplers import SAMPLERS
 from archsearch.search.tasks import Objective, Task, parse_objectives, parse_tasks
 
+STRATEGIES = ("ddp", "fsdp2")
+"""How the devices of a trial share its model: each holds all of it, or a shard."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
@@ -38,7 +41,10 @@ class Confirm:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """How the space is searched. `trials` counts distinct candidates, illegal and refused ones included."""
+    """How the space is searched. `trials` counts distinct candidates, illegal and refused ones included.
+
+    Each trial trains on `devices` GPUs of one machine, which share the rows of a batch.
+    """
 
     sampler: str = "tpe"
     trials: int = 60
@@ -47,6 +53,8 @@ class StudyOptions:
     confirm: Confirm = field(default_factory=Confirm)
     timeout_per_trial: float = quantity("seconds", default=3600.0)
     seed: int = 0
+    devices: int = 1
+    strategy: str = "ddp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +192,7 @@ def _choices(values: object, insert: str, options: type[MixerOptions], where: Wh
 def _study(values: object, where: Where) -> StudyOptions:
     study = fill(StudyOptions, values, where)
     check_name(study.sampler, tuple(SAMPLERS), "sampler", where / "sampler")
+    check_name(study.strategy, STRATEGIES, "strategy", where / "strategy")
     if study.pruner != "none":
         raise (where / "pruner").error(f"must be none, the only pruner there is; got {study.pruner!r}")
     for name, value, least in (
@@ -192,6 +201,7 @@ def _study(values: object, where: Where) -> StudyOptions:
         ("confirm.top", study.confirm.top, 0),
         ("confirm.seeds", study.confirm.seeds, 0),
         ("seed", study.seed, 0),
+        ("devices", study.devices, 1),
     ):
         if value < least:
             raise (where / name).error(f"must be at least {least}; got {value}")
