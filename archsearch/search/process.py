@@ -18,6 +18,12 @@ from archsearch.config import save_yaml
 COMMAND = (sys.executable, "-m", "archsearch.search.trial")
 POLL_SECONDS = 0.2
 
+OTHERS = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("SLURM_PROCID", "JSM_NAMESPACE_RANK"),
+)
+"""What torchrun, srun and their like tell the processes that they start."""
+
 Report = dict[str, Any]
 """What a trial has written to metrics.json: `phase`, and once it has ended `outcome` and `reason`."""
 
@@ -34,7 +40,12 @@ def run_trial(folder: Path, config: Mapping[str, Any], *, timeout: float, watch:
         # The child ends when its standard input does, so it dies with us however we die; its own session keeps Ctrl-C
         # from it and lets one signal end its data workers too.
         process = subprocess.Popen(
-            [*COMMAND, str(folder)], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            [*COMMAND, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=of_its_own(os.environ),
         )
         try:
             timed_out = _wait(process, folder, started + timeout, watch)
@@ -45,7 +56,7 @@ def run_trial(folder: Path, config: Mapping[str, Any], *, timeout: float, watch:
         return {**report, "outcome": "failed", "reason": f"timed out after {timeout:g} s (study.timeout_per_trial)"}
     if report.get("outcome") and process.returncode == 0:
         return report
-    return {**report, "outcome": "failed", "reason": _death(process.returncode, folder)}
+    return {**report, "outcome": "failed", "reason": death(process.returncode, folder)}
 
 
 def read_report(folder: Path) -> Report:
@@ -57,24 +68,29 @@ def read_report(folder: Path) -> Report:
     return report
 
 
-def die_with_parent() -> None:
+def die_with_parent(*, alone: bool = False) -> None:
     """End this process and its group, at once, when the one that started it is gone (called in the child).
 
-    Does nothing where a person has started it: there is no pipe from a parent then.
+    Does nothing where a person has started it: there is no pipe from a parent then. `alone`: the group is another's.
     """
     import stat
     import threading
 
-    if not stat.S_ISFIFO(os.fstat(0).st_mode) or os.getpgrp() != os.getpid():
+    if not stat.S_ISFIFO(os.fstat(0).st_mode) or not (alone or os.getpgrp() == os.getpid()):
         return
 
     def wait() -> None:
         with contextlib.suppress(OSError):
             while os.read(0, 1):
                 pass
-        os.killpg(0, signal.SIGKILL)
+        os.kill(os.getpid() if alone else 0, signal.SIGKILL)
 
     threading.Thread(target=wait, daemon=True, name="die-with-parent").start()
+
+
+def of_its_own(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a trial: it is no rank of what has started the search."""
+    return {name: value for name, value in environment.items() if name not in OTHERS}
 
 
 def _prepare(folder: Path, config: Mapping[str, Any]) -> None:
@@ -111,7 +127,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def _death(code: int, folder: Path) -> str:
+def death(code: int, folder: Path) -> str:
+    """Return why a process that keeps its log in `folder` has ended with this code."""
     if code < 0:
         name = signal.Signals(-code).name
         hint = ": out of memory, or killed from outside" if name == "SIGKILL" else ""

@@ -101,6 +101,8 @@ def parse_space(values: Mapping[str, Any], where: Where) -> Space:
     slots = find_slots(base, replace)
     mixer = base.mixers.get(insert) or base.with_pattern(insert).mixers[insert]
     tasks = parse_tasks(written.tasks, where / "tasks")
+    study = _study(written.study, where / "study")
+    _check_devices(study.devices, tasks, where / "tasks")
     return Space(
         name=written.name,
         base=_bind(base, insert),
@@ -114,7 +116,7 @@ def parse_space(values: Mapping[str, Any], where: Where) -> Space:
         tasks=tasks,
         objectives=parse_objectives(written.objectives, tasks, where / "objectives"),
         budget=parse_budget(written.budget, base, where / "budget"),
-        study=_study(written.study, where / "study"),
+        study=study,
         written=dict(values),
     )
 
@@ -208,3 +210,11 @@ def _study(values: object, where: Where) -> StudyOptions:
     if study.timeout_per_trial <= 0:
         raise (where / "timeout_per_trial").error(f"must be positive; got {study.timeout_per_trial}")
     return study
+
+
+def _check_devices(devices: int, tasks: Mapping[str, Task], where: Where) -> None:
+    for name, task in tasks.items():
+        for rows in task.batch_sizes:
+            if rows % devices:
+                rule = f"must be a multiple of study.devices ({devices}), which share its rows"
+                raise (where / name / "batch_size").error(f"{rule}; got {rows}")

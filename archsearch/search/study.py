@@ -257,6 +257,8 @@ def trial_config(
             for name, task in space.tasks.items()
         },
         "seed": seed,
+        "devices": space.study.devices,
+        "strategy": space.study.strategy,
         "plugins": list(plugins),
     }
 

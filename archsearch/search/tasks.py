@@ -21,7 +21,7 @@ class Task:
     """One training run per candidate: the data class with its arguments, how long, and where it is evaluated.
 
     `evaluate` adds evaluation lengths to the training length; `tokens` is the length of the run; `evaluations` are all
-    the sets that the metrics are of.
+    the sets that the metrics are of. `batch_sizes` are the rows of a batch, of each part of a mixture.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Task:
     optimizer: Mapping[str, Any]
     schedule: Mapping[str, Any]
     evaluations: tuple[Evaluation, ...]
+    batch_sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +146,7 @@ def _task(name: str, values: Any, where: Where) -> Task:
         optimizer={**common.optimizer, **learning_rate},
         schedule=common.schedule,
         evaluations=tuple(module.evaluations()),
+        batch_sizes=tuple(part.batch_size for part in getattr(module, "parts", {"": module}).values()),
     )
 
 
