@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from archsearch.config import save_yaml
 
@@ -28,19 +28,34 @@ Report = dict[str, Any]
 """What a trial has written to metrics.json: `phase`, and once it has ended `outcome` and `reason`."""
 
 
-def run_trial(folder: Path, config: Mapping[str, Any], *, timeout: float, watch: Callable[[Report], None]) -> Report:
+class Launcher(Protocol):
+    """What runs a trial: `run_trial` on this machine, or something that has the same signature."""
+
+    def __call__(
+        self, folder: Path, config: Mapping[str, Any], *, timeout: float, watch: Callable[[Report], None]
+    ) -> Report: ...
+
+
+def run_trial(
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    timeout: float,
+    watch: Callable[[Report], None],
+    command: Sequence[str] | None = None,
+) -> Report:
     """Run, or take up again, the trial in `folder` and return its last report, `outcome` always among it.
 
     `outcome` is completed, refused or failed (with the reason: its exception, a signal, or `timeout` seconds over).
     `watch` sees the report while the trial runs. An exception here, Ctrl-C included, kills the trial.
     """
-    _prepare(folder, config)
+    prepare(folder, config)
     started = time.monotonic()
     with (folder / "log.txt").open("ab") as log:
         # The child ends when its standard input does, so it dies with us however we die; its own session keeps Ctrl-C
         # from it and lets one signal end its data workers too.
         process = subprocess.Popen(
-            [*COMMAND, str(folder)],
+            [*(command or COMMAND), str(folder)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -93,7 +108,7 @@ def of_its_own(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in OTHERS}
 
 
-def _prepare(folder: Path, config: Mapping[str, Any]) -> None:
+def prepare(folder: Path, config: Mapping[str, Any]) -> None:
     """Write the trial's config; what another config has left in the folder is not taken up."""
     folder.mkdir(parents=True, exist_ok=True)
     path, text = folder / "config.yaml", folder / "config.yaml.new"

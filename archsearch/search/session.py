@@ -17,7 +17,7 @@ from archsearch.config import ConfigError
 from archsearch.search import cost, cost_tables, evidence, gpus, outlook
 from archsearch.search.database import Database, one_line_errors, parse_database
 from archsearch.search.folder import database_of, open_folder, read_evidence
-from archsearch.search.process import die_with_parent
+from archsearch.search.process import Launcher, die_with_parent
 from archsearch.search.selection import confirm
 from archsearch.search.space import Space
 from archsearch.search.store import Store
@@ -44,6 +44,7 @@ class Options:
     join: bool = False
     plugins: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
+    launcher: str = "local"
     storage: str | None = field(default=None, repr=False)  # there may be a password in it
 
 
@@ -60,10 +61,12 @@ def run(space: Space, options: Options) -> Conclusion:
     """Run or resume the study. Raises ConfigError; Ctrl-C keeps everything that has ended."""
     if options.join:
         die_with_parent()
-    _check_machine(space)
-    own_gpus, *other_gpus = gpus.assign(gpus.visible(), options.workers, space.study.devices)
+    launch, devices = _launcher(options, space), space.study.devices
+    if launch is None:
+        _check_machine(space)
+    own_gpus, *other_gpus = gpus.assign(gpus.visible() if launch is None else [], options.workers, devices)
     os.environ.update(gpus.use(own_gpus))
-    processes = options.workers * space.study.devices
+    processes = options.workers * devices
     if processes > 1:  # processes side by side that each take all cores slow each other down many times
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     began = time.monotonic()
@@ -80,7 +83,7 @@ def run(space: Space, options: Options) -> Conclusion:
         )
         tables, news = cost_tables.prepare(space, options.file, folder, options.tables)
         view = StudyView(space, folder, options.trials, lambda rows: cost.time_left(space, rows, options.trials))
-        study = Study(space, store, limits, view, options.plugins, tables)
+        study = Study(space, store, limits, view, options.plugins, tables, launch)
         with view, _workers(options, folder, database, other_gpus) as workers:
             if not options.join:
                 _announce(study, view, options, news)
@@ -174,6 +177,15 @@ def _goes_on(found: dict[str, Any], trials: int) -> bool:
     return trials > distinct and not exhausted
 
 
+def _launcher(options: Options, space: Space) -> Launcher | None:
+    """Return what runs the trials where that is not this machine."""
+    if options.launcher == "local":
+        return None
+    from archsearch.search.ray_launcher import RayLauncher
+
+    return RayLauncher(space.study.devices)
+
+
 def _check_machine(space: Space) -> None:
     if space.budget.peak_memory is None:
         return
@@ -222,6 +234,7 @@ def _arguments(options: Options, database: Database | None) -> list[str]:
     for name, value in (("--timeout", options.timeout), ("--stop-after", options.stop_after)):
         arguments += [name, f"{value:g}s"] if value is not None else []
     arguments += ["--storage", str(database)] if database else []
+    arguments += ["--launcher", options.launcher]
     for flag, values in (("--plugin", options.plugins), ("--table", options.tables)):
         arguments += [word for value in values for word in (flag, value)]
     return arguments

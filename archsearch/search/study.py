@@ -13,7 +13,7 @@ from archsearch.search.budget import Check, check_exact, to_plain
 from archsearch.search.candidates import Candidate, enumerate_candidates
 from archsearch.search.database import GONE, one_line
 from archsearch.search.judge import Table, predict
-from archsearch.search.process import Report, run_trial
+from archsearch.search.process import Launcher, Report, run_trial
 from archsearch.search.rows import Result, Row, failed_checks, objective_value, plain
 from archsearch.search.space import Space
 from archsearch.search.store import PATIENCE, Hold, Store, trailing_repeats
@@ -70,6 +70,7 @@ class Study:
     view: View
     plugins: Sequence[str] = ()
     tables: Mapping[str, Table] = field(default_factory=dict)
+    launch: Launcher | None = None
     _every_key: set[str] | None = field(default=None, init=False)
 
     def run(self) -> str | None:
@@ -191,7 +192,7 @@ class Study:
         description = next(row.description for row in rows if row.number == hold.number)
         assert description is not None
         config = trial_config(self.space, description.architecture, self.store.seed, self.plugins, tables=self.tables)
-        report = run_trial(
+        report = (self.launch or run_trial)(
             hold.folder,
             config,
             timeout=self.space.study.timeout_per_trial,

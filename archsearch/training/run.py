@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as lightning
-from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
 from archsearch import data as data_modules
 from archsearch.architecture import Architecture

@@ -22,6 +22,11 @@ if mode == "crash" and "M" in pattern:
     sys.exit("it broke")
 if mode == "signal":
     os.kill(os.getpid(), signal.SIGSEGV)
+if mode.startswith("wait:"):
+    while not Path(mode.removeprefix("wait:")).exists():
+        time.sleep(0.02)
+if mode == "orphan":
+    os.kill(os.getppid(), signal.SIGKILL)
 if mode == "hang":
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     journal.write(child=child.pid)
