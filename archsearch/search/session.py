@@ -15,16 +15,19 @@ from typing import Any
 
 from archsearch.config import ConfigError
 from archsearch.search import cost, cost_tables, evidence, gpus, outlook
+from archsearch.search.confirmation import confirm
 from archsearch.search.database import Database, one_line_errors, parse_database
 from archsearch.search.folder import database_of, open_folder, read_evidence
 from archsearch.search.process import Launcher, die_with_parent
-from archsearch.search.selection import confirm
+from archsearch.search.selection import Confirmed
 from archsearch.search.space import Space
 from archsearch.search.store import Store
 from archsearch.search.study import Limits, Study
 from archsearch.search.view import StudyView
 
 Workers = list[subprocess.Popen[bytes]]
+
+WAIT_SECONDS = 1.0
 
 STOPPED = "stopped as asked; everything is kept, the same command goes on"
 
@@ -92,46 +95,51 @@ def run(space: Space, options: Options) -> Conclusion:
 
 def _search(study: Study, view: StudyView, options: Options, workers: Workers) -> Conclusion:
     store = study.store
-    ending = study.run()
-    while any(worker.poll() is None for worker in workers):
-        study.patiently(study.refresh)
-        time.sleep(0.5)
-    if ending is None or options.join:
+    ending = _run_all(study)
+    confirmed = None if ending is None else _confirm(study, view)
+    if ending is None or confirmed is None:
+        while any(worker.poll() is None for worker in workers):  # each ends the trial in hand
+            study.patiently(study.refresh)
+            time.sleep(0.5)
         return Conclusion(folder=store.folder, evidence=None, message=STOPPED)
-    if others := study.patiently(study.others_running):
-        message = f"other workers still run trials {', '.join(map(str, others))}; the last one to end writes the result"
-        return Conclusion(folder=store.folder, evidence=None, message=message)
+    if options.join:
+        return Conclusion(folder=store.folder, evidence=None, message=ending)
     lock = store.locks.confirm()
-    if not study.patiently(partial(lock.take, wait=False)):
-        return Conclusion(folder=store.folder, evidence=None, message="another worker confirms the best now")
+    study.patiently(partial(lock.take, wait=True))
     try:
         if found := study.patiently(partial(_finished, store, options.trials)):
             return Conclusion(folder=store.folder, evidence=found, message=ending)
-        return _conclude(study, view, ending, options.workers)
+        rows = study.patiently(store.rows)
+        found = evidence.gather(study.space, rows, confirmed, ending=ending, seed=store.seed)
+        evidence.write(study.space, store.folder, found, rows)
+        study.patiently(partial(store.share_evidence, found))
+        return Conclusion(folder=store.folder, evidence=found, message=ending)
     finally:
         lock.release()
 
 
-def _conclude(study: Study, view: StudyView, ending: str, workers: int) -> Conclusion:
-    space, folder, rows = study.space, study.store.folder, study.patiently(study.store.rows)
-    confirmed = None
-    if any(row.outcome == "completed" for row in rows):
-        confirmed = confirm(
-            space,
-            folder,
-            rows,
-            seed=study.store.seed,
-            plugins=study.plugins,
-            watch=view.confirming,
-            stopped=study.limits.stopped,
-            workers=workers,
-        )
-        if confirmed is None:
-            return Conclusion(folder=folder, evidence=None, message=STOPPED)
-    found = evidence.gather(space, rows, confirmed or [], ending=ending, seed=study.store.seed)
-    evidence.write(space, folder, found, rows)
-    study.patiently(partial(study.store.share_evidence, found))
-    return Conclusion(folder=folder, evidence=found, message=ending)
+def _run_all(study: Study) -> str | None:
+    """Run trials until none is left to ask and none is running, here or elsewhere: a dead worker's is taken over.
+
+    Returns why there is nothing to ask, or None where the study's limits came first.
+    """
+    told = False
+    while (ending := study.run()) is not None:
+        others = study.patiently(study.running)
+        if not others or study.limits.stopped():
+            return None if others else ending
+        if not told:
+            study.view.say(f"waiting for trials {', '.join(map(str, others))} of other workers, to confirm with them")
+        told = True
+        study.patiently(study.refresh)
+        time.sleep(WAIT_SECONDS)
+    return None
+
+
+def _confirm(study: Study, view: StudyView) -> list[Confirmed] | None:
+    """Take part in the confirmation; None where the study's limits came in between."""
+    rows = study.patiently(study.store.rows)
+    return confirm(study, view.confirming) if any(row.outcome == "completed" for row in rows) else []
 
 
 def _announce(study: Study, view: StudyView, options: Options, news: Sequence[str]) -> None:

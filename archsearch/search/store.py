@@ -26,6 +26,7 @@ from archsearch.search.database import Database, ServerGoneError
 from archsearch.search.folder import changes, read_evidence
 from archsearch.search.locks import FileLocks, Lock, Locks
 from archsearch.search.pattern_sampler import Features
+from archsearch.search.process import Report
 from archsearch.search.rows import Description, Result, Row, describe
 from archsearch.search.samplers import SAMPLERS, Setting, seed_of_trial
 from archsearch.search.space import Space
@@ -37,6 +38,9 @@ LEGAL = "legal"
 
 SPACE, EVIDENCE = "space", "evidence"
 """What a study that machines share has on record besides its trials."""
+
+CONFIRMATION = "confirmation:"
+"""Before the key of each confirmation run that has ended."""
 
 
 class Hold:
@@ -159,6 +163,16 @@ class Store:
         """Let the other machines know."""
         if self.database:
             self._study.set_user_attr(EVIDENCE, evidence)
+
+    def confirmations(self) -> dict[str, Report]:
+        """Return what confirmation runs have come to, by their keys."""
+        known = self._study.user_attrs.items()
+        return {name.removeprefix(CONFIRMATION): report for name, report in known if name.startswith(CONFIRMATION)}
+
+    def record_confirmation(self, key: str, report: Report) -> None:
+        """Put the end of a confirmation run on record, for all workers."""
+        kept = {name: report.get(name) for name in ("outcome", "reason", "metrics", "seconds")}
+        self._study.set_user_attr(CONFIRMATION + key, kept)
 
     def forget_connection(self) -> None:
         """Let the next call begin with a new transaction; a lost connection would refuse it."""

@@ -98,10 +98,9 @@ class Study:
         """Return what predicts each mode, from the tables as they are now: trials add to them."""
         return {mode: table.predictor() for mode, table in self.tables.items()}
 
-    def others_running(self) -> list[int]:
-        """Return the trials that other workers are running."""
-        rows = self.store.rows()
-        return [row.number for row in rows if row.outcome == "running" and self.store.locks.is_held(row.number)]
+    def running(self) -> list[int]:
+        """Return the trials that have begun and not ended: while this worker runs none, those of others."""
+        return [row.number for row in self.store.rows() if row.outcome == "running"]
 
     def patiently(self, call: Callable[[], T]) -> T:
         """Call, and again while the server that machines share is away: a restart must not cost a trial."""

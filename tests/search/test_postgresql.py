@@ -116,6 +116,8 @@ def test_machines_share_one_study_and_one_count(machine, space_file, database_ur
     assert ran(outputs[0]) | ran(outputs[1]) == {i for i, outcome in enumerate(outcomes) if outcome == "completed"}
     assert not ran(outputs[0]) & ran(outputs[1])
     assert all(ran(output) for output in outputs)
+    again = [path.parent.name for output in outputs for path in output.rglob("confirm-*/config.yaml")]
+    assert len(again) == len(set(again)) == 2  # the best and the base, each trained by one machine
 
     for output in outputs:  # a second time without --storage
         with pytest.MonkeyPatch.context() as patch:
