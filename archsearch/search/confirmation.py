@@ -86,12 +86,13 @@ def _take(study: Study, run: Run, watch: Watch) -> bool:
         return False
     try:
         if run.key not in study.patiently(study.store.confirmations):
-            report = (study.launch or run_trial)(
-                study.store.folder / "trials" / run.name,
-                run.config,
-                timeout=study.space.study.timeout_per_trial,
-                watch=Throttled(look),
-            )
+            with study.store.work_in(study.store.folder / "trials" / run.name) as folder:
+                report = (study.launch or run_trial)(
+                    folder,
+                    run.config,
+                    timeout=study.space.study.timeout_per_trial,
+                    watch=Throttled(look),
+                )
             study.patiently(partial(study.store.record_confirmation, run.key, report))
     except TrialTakenError:
         study.view.say(f"{run.name}: another worker has it by now")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from archsearch.config import save_yaml
+from archsearch.config import ConfigError, load_yaml, save_yaml
 
 COMMAND = (sys.executable, "-m", "archsearch.search.trial")
 POLL_SECONDS = 0.2
@@ -113,13 +113,22 @@ def prepare(folder: Path, config: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path, text = folder / "config.yaml", folder / "config.yaml.new"
     save_yaml(text, config)
-    if path.exists() and path.read_bytes() != text.read_bytes():
+    if path.exists() and not _trains_the_same(path, text):
         import shutil
 
         for found in folder.iterdir():
             if found.name not in ("lock", text.name):
                 shutil.rmtree(found) if found.is_dir() else found.unlink()
     text.replace(path)
+
+
+def _trains_the_same(old: Path, new: Path) -> bool:
+    """Compare two configs but for the cost tables: where those are, and whose, is each machine's own."""
+    try:
+        before, after = load_yaml(old), load_yaml(new)
+    except ConfigError:
+        return False
+    return {**before, "tables": None} == {**after, "tables": None}
 
 
 def _wait(process: subprocess.Popen[bytes], folder: Path, deadline: float, watch: Callable[[Report], None]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -214,7 +215,7 @@ def _workers(
         environment["PGPASSWORD"] = database.password
     try:
         for number, own_gpus in enumerate(their_gpus, start=1):
-            own = folder / "trials" / f"worker-{number}"
+            own = folder / "trials" / f"worker-{socket.gethostname()}-{number}"  # machines may share the folder
             own.mkdir(parents=True, exist_ok=True)
             with (own / "log.txt").open("ab") as log:
                 command = [sys.executable, "-m", "archsearch", *_arguments(options, database)]

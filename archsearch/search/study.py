@@ -191,12 +191,13 @@ class Study:
         description = next(row.description for row in rows if row.number == hold.number)
         assert description is not None
         config = trial_config(self.space, description.architecture, self.store.seed, self.plugins, tables=self.tables)
-        report = (self.launch or run_trial)(
-            hold.folder,
-            config,
-            timeout=self.space.study.timeout_per_trial,
-            watch=Throttled(partial(self._watch, hold)),
-        )
+        with self.store.work_in(hold.folder) as folder:
+            report = (self.launch or run_trial)(
+                folder,
+                config,
+                timeout=self.space.study.timeout_per_trial,
+                watch=Throttled(partial(self._watch, hold)),
+            )
         return result_of(self.space, report, checks)
 
     def _ending(self, rows: Sequence[Row]) -> str | None:
