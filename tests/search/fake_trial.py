@@ -16,7 +16,8 @@ die_with_parent()
 journal = Journal(folder)
 config = load_yaml(folder / "config.yaml")
 pattern = config["architecture"]["pattern"]
-journal.write(phase="train s3", starts=journal.report.get("starts", 0) + 1, pid=os.getpid())
+starts, gpus = journal.report.get("starts", 0) + 1, os.environ.get("CUDA_VISIBLE_DEVICES")
+journal.write(phase="train s3", starts=starts, pid=os.getpid(), gpus=gpus)
 
 if mode == "crash" and "M" in pattern:
     sys.exit("it broke")

@@ -61,7 +61,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """A head that runs nothing and two nodes of one processor each."""
+    """A head that runs nothing and two nodes of one processor and, as far as Ray knows, one GPU each."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -70,7 +70,7 @@ def cluster(monkeypatch):
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     try:
-        cluster.two = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        cluster.two = [cluster.add_node(num_cpus=1, num_gpus=1) for _ in range(2)]
         yield cluster
     finally:
         ray.shutdown()
@@ -103,7 +103,7 @@ def test_a_study_outlives_a_node(cluster, parse, tmp_path, monkeypatch):
                 line = set(ancestors(pid))
                 its = [node for node in cluster.two if node.all_processes["raylet"][0].process.pid in line]
                 cluster.remove_node(*its, allow_graceful=False)
-                eventually(lambda: not Path(f"/proc/{pid}").exists())
+                assert eventually(lambda: not Path(f"/proc/{pid}").exists())
         finally:
             go.touch()
 
@@ -117,6 +117,7 @@ def test_a_study_outlives_a_node(cluster, parse, tmp_path, monkeypatch):
     assert {row.outcome for row in rows} <= {"completed", "illegal", "refused", "duplicate"}
     ran = [row.number for row in rows if row.outcome == "completed"]
     assert [read_report(trials / f"{number:04d}")["starts"] for number in ran] == [2, *(1 for _ in ran[1:])]
+    assert {read_report(trials / f"{number:04d}")["gpus"] for number in ran} == {"0"}
     assert len(list(trials.glob("confirm-*"))) == 6
 
     # what is lost again and again is a failure
