@@ -70,11 +70,12 @@ class RayLauncher:
         task = self._task.remote(self._mailbox, *where, dict(config), timeout, process.COMMAND[1:])
         try:
             while not ray.wait([task], timeout=POLL_SECONDS)[0]:
-                if news := self._ask(self._mailbox.news):
+                if news := self._ask(self._mailbox.news, token):
                     write_atomic(folder / "metrics.json", json.dumps(news, indent=1))
                 watch(read_report(folder))
         except BaseException:
             ray.cancel(task, force=True)
+            self._mailbox.forget.remote(token)
             raise
         try:
             report, log = ray.get(task)
@@ -83,6 +84,8 @@ class RayLauncher:
         except ray.exceptions.RayError as error:
             reason = f"lost by Ray after {RETRIES + 1} attempts: {_one_line(error)}"
             return {**read_report(folder), "outcome": "failed", "reason": reason}
+        finally:
+            self._mailbox.forget.remote(token)
         if log is not None:
             (folder / "log.txt").write_text(log, encoding="utf-8")
             write_atomic(folder / "metrics.json", json.dumps(report, indent=1))
@@ -97,30 +100,40 @@ class RayLauncher:
 
 
 class Mailbox:
-    """What the trial in hand has reported from a folder that the driver cannot see; an actor beside the driver."""
+    """What trials have reported from folders that the driver cannot see; an actor beside the driver."""
 
     def __init__(self) -> None:
-        self.expect("", {})
+        self._reports: dict[str, Report] = {}
+        self._attempts: dict[str, int] = {}
+        self._news: set[str] = set()
 
     def expect(self, token: str, report: Report) -> None:
         """Wait for the trial with this token, which has got as far as this."""
-        self._token, self._report = token, report
-        self._attempts, self._is_new = 0, False
+        self._reports[token] = report
 
-    def begin(self) -> tuple[int, Report]:
+    def begin(self, token: str) -> tuple[int, Report]:
         """Return which attempt at the trial this is, and how far the one before has got."""
-        self._attempts += 1
-        return self._attempts, self._report
+        self._attempts[token] = self._attempts.get(token, 0) + 1
+        return self._attempts[token], self._reports.get(token, {})
 
     def put(self, token: str, report: Report) -> None:
-        """Take a report; one of an earlier trial, which went on for a moment, is dropped."""
-        if token == self._token:
-            self._report, self._is_new = report, True
+        """Take a report; one of a trial that is over is dropped."""
+        if token in self._reports:
+            self._reports[token] = report
+            self._news.add(token)
 
-    def news(self) -> Report | None:
+    def news(self, token: str) -> Report | None:
         """Return the latest report where there is one since the last call."""
-        found, self._is_new = (self._report if self._is_new else None), False
-        return found
+        if token not in self._news:
+            return None
+        self._news.remove(token)
+        return self._reports[token]
+
+    def forget(self, token: str) -> None:
+        """Wait no longer."""
+        self._reports.pop(token, None)
+        self._attempts.pop(token, None)
+        self._news.discard(token)
 
 
 def run_task(
@@ -129,7 +142,7 @@ def run_task(
     """Run the trial on the node where Ray has put this; the log comes back where the driver cannot read it."""
     import ray
 
-    attempt, before = ray.get(mailbox.begin.remote())
+    attempt, before = ray.get(mailbox.begin.remote(token))
     if attempt > RETRIES + 1:  # Ray's memory monitor would kill and start it again without end
         return {**before, "outcome": "failed", "reason": f"lost by Ray after {attempt - 1} attempts"}, None
     return run_here(

@@ -16,9 +16,10 @@ from typing import Any
 
 from archsearch.config import ConfigError
 from archsearch.search import cost, cost_tables, evidence, gpus, outlook
-from archsearch.search.confirmation import confirm
+from archsearch.search.confirmation import Watch, confirm
 from archsearch.search.database import Database, one_line_errors, parse_database
 from archsearch.search.folder import database_of, open_folder, read_evidence
+from archsearch.search.helpers import helped
 from archsearch.search.process import Launcher, die_with_parent
 from archsearch.search.selection import Confirmed
 from archsearch.search.space import Space
@@ -88,16 +89,18 @@ def run(space: Space, options: Options) -> Conclusion:
         tables, news = cost_tables.prepare(space, options.file, folder, options.tables)
         view = StudyView(space, folder, options.trials, lambda rows: cost.time_left(space, rows, options.trials))
         study = Study(space, store, limits, view, options.plugins, tables, launch)
-        with view, _workers(options, folder, database, other_gpus) as workers:
+        helpers = 0 if launch is None else options.workers - 1
+        with view, _workers(options, folder, database, other_gpus if launch is None else []) as workers:
             if not options.join:
                 _announce(study, view, options, news)
-            return _search(study, view, options, workers)
+            with helped(study, helpers, _take_part):
+                return _search(study, view, options, workers)
 
 
 def _search(study: Study, view: StudyView, options: Options, workers: Workers) -> Conclusion:
     store = study.store
     ending = _run_all(study)
-    confirmed = None if ending is None else _confirm(study, view)
+    confirmed = None if ending is None else _confirm(study, view.confirming)
     if ending is None or confirmed is None:
         while any(worker.poll() is None for worker in workers):  # each ends the trial in hand
             study.patiently(study.refresh)
@@ -137,10 +140,16 @@ def _run_all(study: Study) -> str | None:
     return None
 
 
-def _confirm(study: Study, view: StudyView) -> list[Confirmed] | None:
+def _confirm(study: Study, watch: Watch) -> list[Confirmed] | None:
     """Take part in the confirmation; None where the study's limits came in between."""
     rows = study.patiently(study.store.rows)
-    return confirm(study, view.confirming) if any(row.outcome == "completed" for row in rows) else []
+    return confirm(study, watch) if any(row.outcome == "completed" for row in rows) else []
+
+
+def _take_part(study: Study) -> None:
+    """Do what a further worker does."""
+    if _run_all(study) is not None:
+        _confirm(study, lambda *_: None)
 
 
 def _announce(study: Study, view: StudyView, options: Options, news: Sequence[str]) -> None:
@@ -243,7 +252,6 @@ def _arguments(options: Options, database: Database | None) -> list[str]:
     for name, value in (("--timeout", options.timeout), ("--stop-after", options.stop_after)):
         arguments += [name, f"{value:g}s"] if value is not None else []
     arguments += ["--storage", str(database)] if database else []
-    arguments += ["--launcher", options.launcher]
     for flag, values in (("--plugin", options.plugins), ("--table", options.tables)):
         arguments += [word for value in values for word in (flag, value)]
     return arguments

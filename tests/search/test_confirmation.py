@@ -94,6 +94,22 @@ def test_what_is_on_record_is_not_trained_again_unless_it_is_another_training(wo
     assert sorted(done) == sorted(RUNS * 2)
 
 
+@SQLITE
+def test_what_another_worker_has_just_ended_is_not_trained_again(workers, monkeypatch):
+    one, two = workers
+    done, lock_of = [], one.store.locks.confirmation
+    one.launch = two.launch = trains(done)
+
+    def late(name):
+        if not done:
+            confirm(two, lambda *_: None)
+        return lock_of(name)
+
+    monkeypatch.setattr(one.store.locks, "confirmation", late)
+    confirm(one, lambda *_: None)
+    assert sorted(done) == RUNS
+
+
 @STORAGES
 def test_the_run_of_a_worker_that_dies_is_trained_by_another(workers):
     done, began, held = [], threading.Event(), workers[0].store.locks.confirmation(RUNS[2])

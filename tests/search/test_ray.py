@@ -98,7 +98,7 @@ def test_a_study_outlives_a_node(cluster, parse, tmp_path, monkeypatch):
 
     def kill_the_node_of_trial_0():
         try:
-            if eventually(lambda: "pid" in read_report(trials / "0000")):
+            if eventually(lambda: all("pid" in read_report(trials / f"000{i}") for i in (0, 1))):  # side by side
                 pid = read_report(trials / "0000")["pid"]
                 line = set(ancestors(pid))
                 its = [node for node in cluster.two if node.all_processes["raylet"][0].process.pid in line]
@@ -109,7 +109,7 @@ def test_a_study_outlives_a_node(cluster, parse, tmp_path, monkeypatch):
 
     with ThreadPoolExecutor() as meanwhile:
         killed = meanwhile.submit(kill_the_node_of_trial_0)
-        run(parse(), Options(file="space.yaml", output=tmp_path, trials=4, seed=0, launcher="ray"))
+        run(parse(), Options(file="space.yaml", output=tmp_path, trials=4, seed=0, workers=2, launcher="ray"))
     assert killed.exception() is None
     rows = read_rows(tmp_path / "tiny", "tiny")
     keys = [row.description.key for row in rows if row.outcome != "duplicate"]
