@@ -45,7 +45,7 @@ def test_the_same_seed_gives_the_same_figures():
 
 
 def test_what_srun_says_of_the_search_is_not_said_of_a_run(monkeypatch):
-    tasks = {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4", "SLURM_JOB_NAME": "search", "SLURM_PROCID": "3"}
+    tasks = {"SLURM_NTASKS": "4", "SLURM_JOB_NAME": "search", "SLURM_PROCID": "3"}
     for name, value in tasks.items():
         monkeypatch.setenv(name, value)
     assert run(max_steps=1)["tokens"] == 24
