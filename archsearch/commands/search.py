@@ -22,6 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop-after", metavar="TIME", help="finish the trial in hand after this time, save, and stop")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="trials side by side (1)")
     parser.add_argument(
+        "--launcher",
+        choices=("local", "ray"),
+        default="local",
+        help="what runs the trials: this machine, or the Ray cluster that it or RAY_ADDRESS belongs to (local)",
+    )
+    parser.add_argument(
         "--table", action="append", default=[], metavar="FILE", help="a cost table to predict from, of any machine"
     )
     add_storage_argument(parser)
@@ -82,6 +88,7 @@ def _options(args: argparse.Namespace, space: Any) -> Any:
         fresh=args.fresh,
         storage=args.storage,
         join=args.join,
+        launcher=args.launcher,
         plugins=tuple(args.plugin),
         tables=tuple(args.table),
     )

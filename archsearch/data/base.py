@@ -11,7 +11,7 @@ import torch
 
 from archsearch.config import ConfigError
 from archsearch.data.evaluation import EvalBatches, Evaluation
-from archsearch.data.stream import Batch, BatchStream, FiniteBatchStream
+from archsearch.data.stream import Batch, BatchStream, FiniteBatchStream, RowsOfRank
 
 
 class TokenData(lightning.LightningDataModule):
@@ -25,6 +25,9 @@ class TokenData(lightning.LightningDataModule):
     extra_metrics: tuple[str, ...] = ()
     """Metrics besides loss, perplexity and accuracy: `last_accuracy` where the last position is what counts, `exact`
     where a row's scored positions make one answer."""
+
+    split_rows: bool = False
+    """Whether ranks share the rows of each training batch, instead of each taking whole batches in turn."""
 
     def __init__(
         self, *, length: int, batch_size: int, eval_lengths: list[int] | None, seed: int | None, num_workers: int
@@ -54,6 +57,11 @@ class TokenData(lightning.LightningDataModule):
         """Return the optimizer steps, a batch each, that train on so many tokens at the full length, at least one."""
         return max(1, math.ceil(tokens / self.tokens_per_batch))
 
+    @property
+    def batches_at_once(self) -> int:
+        """The training batches that all ranks together take at a time."""
+        return 1 if self.split_rows or self.trainer is None else int(self.trainer.world_size)
+
     def default_eval_lengths(self) -> list[int]:
         """Return the evaluation lengths besides the training length where none are given."""
         return []
@@ -79,7 +87,11 @@ class TokenData(lightning.LightningDataModule):
         raise NotImplementedError
 
     def train_dataloader(self) -> BatchStream:
-        return BatchStream(batch_at=self.train_batches(), start=self._batches_done, **self._shares())
+        batch_at, shares = self.train_batches(), self._shares()
+        if self.split_rows:
+            batch_at = RowsOfRank(batch_at, shares["rank"], shares["world_size"])
+            shares |= {"rank": 0, "world_size": 1}
+        return BatchStream(batch_at=batch_at, start=self._batches_done, **shares)
 
     def val_dataloader(self) -> list[FiniteBatchStream]:
         return [self._eval_stream("val", evaluation) for evaluation in self.evaluations()]
@@ -104,7 +116,7 @@ class TokenData(lightning.LightningDataModule):
     def _batches_done(self) -> int:
         """Return how many batches all ranks together have trained on, as many ranks as there were."""
         more = self._batches_of_a_rank() - self._restored["batches_of_a_rank"]
-        return self._restored["batches"] + more * (self.trainer.world_size if self.trainer else 1)
+        return self._restored["batches"] + more * self.batches_at_once
 
     def _batches_of_a_rank(self) -> int:
         if self.trainer is None:

@@ -13,10 +13,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from archsearch.config import ConfigError
+
 Batch = dict[str, Tensor]
 
 IGNORED = -100
 """The target of a position that is not scored."""
+
+BOUNDS = "cu_seqlens"
+"""Where the documents of a packed batch begin, over its rows laid end to end, and at last their length."""
 
 AHEAD = 2  # batches that are made while one is trained on, by the thread or by each worker
 
@@ -86,6 +91,29 @@ class FiniteBatchStream(BatchStream):
 
     def _indices(self) -> range:
         return range(self.rank, -(-self.stop // self.world_size) * self.world_size, self.world_size)
+
+
+@dataclass(frozen=True)
+class RowsOfRank:
+    """A rank's share of each batch: as many rows as any other rank's. Raises ConfigError where they do not go round."""
+
+    batch_at: Callable[[int], Batch]
+    rank: int
+    world_size: int
+
+    def __call__(self, index: int) -> Batch:
+        batch = self.batch_at(index)
+        rows, length = batch["tokens"].shape
+        each, rest = divmod(rows, self.world_size)
+        if rest:
+            raise ConfigError(f"data.batch_size: must be a multiple of the {self.world_size} devices; got {rows}")
+        first, stop = self.rank * each, (self.rank + 1) * each
+        share = {name: x[first:stop] for name, x in batch.items() if name != BOUNDS}
+        if BOUNDS in batch:  # a row begins a document, so every share does
+            bounds = batch[BOUNDS]
+            inside = (bounds >= first * length) & (bounds <= stop * length)
+            share[BOUNDS] = bounds[inside] - first * length
+        return share
 
 
 def _made_ahead(batch_at: Callable[[int], Batch], indices: Iterator[int]) -> Iterator[Batch]:

@@ -39,6 +39,9 @@ class AdvisoryLocks:
     def confirm(self) -> AdvisoryLock:
         return AdvisoryLock(self, CONFIRM)
 
+    def confirmation(self, name: str) -> AdvisoryLock:
+        return AdvisoryLock(self, CONFIRM - 1 - zlib.crc32(name.encode()) % 2**30)
+
     def trial(self, number: int) -> AdvisoryLock:
         return AdvisoryLock(self, number)
 

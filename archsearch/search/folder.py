@@ -16,6 +16,9 @@ from archsearch.search.space import Space
 SQLITE, STORAGE = "study.db", "storage.yaml"
 """A study's trials, or where else they are: a URL without its password."""
 
+IDENTITY = "identity"
+"""In the latter, which of the studies of its name that have been there it is."""
+
 
 def open_folder(output: Path, space: Space, *, fresh: bool, database: Database | None = None) -> Path:
     """Return the study's folder, holding the space as it was when the study began. Raises ConfigError."""
@@ -44,6 +47,19 @@ def database_of(folder: Path, given: str | None) -> Database | None:
     if where and not (known and known.is_same(wanted)):
         raise ConfigError(f"--storage: {folder} is kept in {where}, not in {wanted}; another name keeps both")
     return wanted
+
+
+def belong(folder: Path, database: Database, identity: str) -> None:
+    """See that the folder's trials are of the study in the database, and no other's. Raises ConfigError."""
+    record = folder / STORAGE
+    known = load_yaml(record).get(IDENTITY) if record.exists() else None
+    if known is None:
+        save_yaml(record, {"storage": str(database), IDENTITY: identity})
+    elif known != identity:
+        raise ConfigError(
+            f"{folder}: holds trials of an earlier study of this name, and {database} has a new one; "
+            "move the folder aside, or give another --output"
+        )
 
 
 def read_evidence(folder: Path) -> dict[str, Any] | None:

@@ -32,7 +32,10 @@ class Locks(Protocol):
         """Return the lock under which trials are begun, adopted and ended."""
 
     def confirm(self) -> Lock:
-        """Return the lock of whoever trains the best again."""
+        """Return the lock of whoever writes the result."""
+
+    def confirmation(self, name: str) -> Lock:
+        """Return the lock of whoever trains a candidate again."""
 
     def trial(self, number: int) -> Lock:
         """Return the lock of whoever runs the trial."""
@@ -91,6 +94,11 @@ class FileLocks:
 
     def confirm(self) -> FileLock:
         return FileLock(self._folder / "confirm.lock")
+
+    def confirmation(self, name: str) -> FileLock:
+        path = self._folder / "trials" / name / "lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(path)
 
     def trial(self, number: int) -> FileLock:
         path = self._path(number)

@@ -9,32 +9,58 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from archsearch.config import save_yaml
+from archsearch.config import ConfigError, load_yaml, save_yaml
 
 COMMAND = (sys.executable, "-m", "archsearch.search.trial")
 POLL_SECONDS = 0.2
+
+OTHERS = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("SLURM_PROCID", "JSM_NAMESPACE_RANK"),
+)
+"""What torchrun, srun and their like tell the processes that they start."""
 
 Report = dict[str, Any]
 """What a trial has written to metrics.json: `phase`, and once it has ended `outcome` and `reason`."""
 
 
-def run_trial(folder: Path, config: Mapping[str, Any], *, timeout: float, watch: Callable[[Report], None]) -> Report:
+class Launcher(Protocol):
+    """What runs a trial: `run_trial` on this machine, or something that has the same signature."""
+
+    def __call__(
+        self, folder: Path, config: Mapping[str, Any], *, timeout: float, watch: Callable[[Report], None]
+    ) -> Report: ...
+
+
+def run_trial(
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    timeout: float,
+    watch: Callable[[Report], None],
+    command: Sequence[str] | None = None,
+) -> Report:
     """Run, or take up again, the trial in `folder` and return its last report, `outcome` always among it.
 
     `outcome` is completed, refused or failed (with the reason: its exception, a signal, or `timeout` seconds over).
     `watch` sees the report while the trial runs. An exception here, Ctrl-C included, kills the trial.
     """
-    _prepare(folder, config)
+    prepare(folder, config)
     started = time.monotonic()
     with (folder / "log.txt").open("ab") as log:
         # The child ends when its standard input does, so it dies with us however we die; its own session keeps Ctrl-C
         # from it and lets one signal end its data workers too.
         process = subprocess.Popen(
-            [*COMMAND, str(folder)], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            [*(command or COMMAND), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=of_its_own(os.environ),
         )
         try:
             timed_out = _wait(process, folder, started + timeout, watch)
@@ -45,7 +71,7 @@ def run_trial(folder: Path, config: Mapping[str, Any], *, timeout: float, watch:
         return {**report, "outcome": "failed", "reason": f"timed out after {timeout:g} s (study.timeout_per_trial)"}
     if report.get("outcome") and process.returncode == 0:
         return report
-    return {**report, "outcome": "failed", "reason": _death(process.returncode, folder)}
+    return {**report, "outcome": "failed", "reason": death(process.returncode, folder)}
 
 
 def read_report(folder: Path) -> Report:
@@ -57,38 +83,52 @@ def read_report(folder: Path) -> Report:
     return report
 
 
-def die_with_parent() -> None:
+def die_with_parent(*, alone: bool = False) -> None:
     """End this process and its group, at once, when the one that started it is gone (called in the child).
 
-    Does nothing where a person has started it: there is no pipe from a parent then.
+    Does nothing where a person has started it: there is no pipe from a parent then. `alone`: the group is another's.
     """
     import stat
     import threading
 
-    if not stat.S_ISFIFO(os.fstat(0).st_mode) or os.getpgrp() != os.getpid():
+    if not stat.S_ISFIFO(os.fstat(0).st_mode) or not (alone or os.getpgrp() == os.getpid()):
         return
 
     def wait() -> None:
         with contextlib.suppress(OSError):
             while os.read(0, 1):
                 pass
-        os.killpg(0, signal.SIGKILL)
+        os.kill(os.getpid() if alone else 0, signal.SIGKILL)
 
     threading.Thread(target=wait, daemon=True, name="die-with-parent").start()
 
 
-def _prepare(folder: Path, config: Mapping[str, Any]) -> None:
+def of_its_own(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a trial: it is no rank of what has started the search."""
+    return {name: value for name, value in environment.items() if name not in OTHERS}
+
+
+def prepare(folder: Path, config: Mapping[str, Any]) -> None:
     """Write the trial's config; what another config has left in the folder is not taken up."""
     folder.mkdir(parents=True, exist_ok=True)
     path, text = folder / "config.yaml", folder / "config.yaml.new"
     save_yaml(text, config)
-    if path.exists() and path.read_bytes() != text.read_bytes():
+    if path.exists() and not _trains_the_same(path, text):
         import shutil
 
         for found in folder.iterdir():
             if found.name not in ("lock", text.name):
                 shutil.rmtree(found) if found.is_dir() else found.unlink()
     text.replace(path)
+
+
+def _trains_the_same(old: Path, new: Path) -> bool:
+    """Compare two configs but for the cost tables: where those are, and whose, is each machine's own."""
+    try:
+        before, after = load_yaml(old), load_yaml(new)
+    except ConfigError:
+        return False
+    return {**before, "tables": None} == {**after, "tables": None}
 
 
 def _wait(process: subprocess.Popen[bytes], folder: Path, deadline: float, watch: Callable[[Report], None]) -> bool:
@@ -111,7 +151,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def _death(code: int, folder: Path) -> str:
+def death(code: int, folder: Path) -> str:
+    """Return why a process that keeps its log in `folder` has ended with this code."""
     if code < 0:
         name = signal.Signals(-code).name
         hint = ": out of memory, or killed from outside" if name == "SIGKILL" else ""

@@ -1,23 +1,18 @@
-"""Name a winner that is not the luckiest seed: train the best again, and the base, with fresh seeds."""
+"""Name a winner that is not the luckiest seed: which candidates are trained again, and what their seeds say."""
 
 from __future__ import annotations
 
 import math
 import statistics
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from scipy.special import stdtrit
 
 from archsearch.search.front import front, non_dominated, ranked
 from archsearch.search.measures import objective_figure
-from archsearch.search.process import Report, run_trial
 from archsearch.search.rows import Row, objective_value
 from archsearch.search.space import Space
-from archsearch.search.study import trial_config
 from archsearch.search.tasks import Objective
 
 FRESH = 1000
@@ -117,56 +112,6 @@ def finalists(space: Space, rows: Sequence[Row]) -> list[Row]:
     return best + base
 
 
-def confirm(
-    space: Space,
-    folder: Path,
-    rows: Sequence[Row],
-    *,
-    seed: int,
-    plugins: Sequence[str],
-    watch: Callable[[Row, int, Report], None],
-    stopped: Callable[[], bool],
-    workers: int = 1,
-) -> list[Confirmed] | None:
-    """Train each finalist with each fresh seed, `workers` at a time, taking up what is there.
-
-    Returns None where `stopped` came in between.
-    """
-    jobs = [(row, fresh) for row in finalists(space, rows) for fresh in fresh_seeds(space, seed)]
-    reports: dict[tuple[int, int], Report] = {}
-    leave, speak = threading.Event(), threading.Lock()
-
-    def look(row: Row, fresh: int, report: Report) -> None:
-        if leave.is_set():
-            raise InterruptedError
-        with speak:
-            watch(row, fresh, report)
-
-    def train(job: tuple[Row, int]) -> None:
-        row, fresh = job
-        if not stopped() and not leave.is_set():
-            reports[row.number, fresh] = _train_again(space, folder, row, fresh, plugins, look)
-
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            list(pool.map(train, jobs))
-        except BaseException:  # Ctrl-C ends the processes that the other threads wait for
-            leave.set()
-            raise
-    if len(reports) < len(jobs):
-        return None
-    return [_confirmed(row, reports) for row in finalists(space, rows)]
-
-
-def _confirmed(row: Row, reports: Mapping[tuple[int, int], Report]) -> Confirmed:
-    own = {seed: report for (number, seed), report in sorted(reports.items()) if number == row.number}
-    return Confirmed(
-        row=row,
-        metrics={seed: report["metrics"] for seed, report in own.items() if report["outcome"] == "completed"},
-        failures={seed: str(report["reason"]) for seed, report in own.items() if report["outcome"] != "completed"},
-    )
-
-
 def fresh_seeds(space: Space, seed: int) -> list[int]:
     """Return the seeds that the search itself has not used."""
     return [seed + FRESH + i for i in range(space.study.confirm.seeds)]
@@ -208,16 +153,3 @@ def _able(confirmed: Sequence[Confirmed]) -> list[Confirmed]:
 def _merit(space: Space, candidate: Confirmed) -> tuple[float, ...]:
     estimates = [(objective, candidate.estimate(objective)) for objective in space.objectives]
     return tuple(objective.better(found.mean) for objective, found in estimates if found)
-
-
-def _train_again(
-    space: Space, folder: Path, row: Row, seed: int, plugins: Sequence[str], watch: Callable[[Row, int, Report], None]
-) -> Report:
-    assert row.description is not None
-    config = trial_config(space, row.description.architecture, seed, plugins, budget=False)
-    return run_trial(
-        folder / "trials" / f"confirm-{row.number:04d}-seed{seed}",
-        config,
-        timeout=space.study.timeout_per_trial,
-        watch=lambda report: watch(row, seed, report),
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,17 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.config import ConfigError
-from archsearch.search import cost, cost_tables, evidence, outlook
+from archsearch.search import cost, cost_tables, evidence, gpus, outlook
+from archsearch.search.confirmation import Watch, confirm
 from archsearch.search.database import Database, one_line_errors, parse_database
 from archsearch.search.folder import database_of, open_folder, read_evidence
-from archsearch.search.process import die_with_parent
-from archsearch.search.selection import confirm
+from archsearch.search.helpers import helped
+from archsearch.search.process import Launcher, die_with_parent
+from archsearch.search.selection import Confirmed
 from archsearch.search.space import Space
 from archsearch.search.store import Store
 from archsearch.search.study import Limits, Study
 from archsearch.search.view import StudyView
 
 Workers = list[subprocess.Popen[bytes]]
+
+WAIT_SECONDS = 1.0
 
 STOPPED = "stopped as asked; everything is kept, the same command goes on"
 
@@ -44,6 +49,7 @@ class Options:
     join: bool = False
     plugins: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
+    launcher: str = "local"
     storage: str | None = field(default=None, repr=False)  # there may be a password in it
 
 
@@ -60,9 +66,14 @@ def run(space: Space, options: Options) -> Conclusion:
     """Run or resume the study. Raises ConfigError; Ctrl-C keeps everything that has ended."""
     if options.join:
         die_with_parent()
-    _check_machine(space)
-    if options.workers > 1:  # processes side by side that each take all cores slow each other down many times
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.workers)))
+    launch, devices = _launcher(options, space), space.study.devices
+    if launch is None:
+        _check_machine(space)
+    own_gpus, *other_gpus = gpus.assign(gpus.visible() if launch is None else [], options.workers, devices)
+    os.environ.update(gpus.use(own_gpus))
+    processes = options.workers * devices
+    if processes > 1:  # processes side by side that each take all cores slow each other down many times
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     began = time.monotonic()
     database = _database(space, options)
     folder = open_folder(options.output, space, fresh=options.fresh, database=database)
@@ -77,55 +88,68 @@ def run(space: Space, options: Options) -> Conclusion:
         )
         tables, news = cost_tables.prepare(space, options.file, folder, options.tables)
         view = StudyView(space, folder, options.trials, lambda rows: cost.time_left(space, rows, options.trials))
-        study = Study(space, store, limits, view, options.plugins, tables)
-        with view, _workers(options, folder, database) as workers:
+        study = Study(space, store, limits, view, options.plugins, tables, launch)
+        helpers = 0 if launch is None else options.workers - 1
+        with view, _workers(options, folder, database, other_gpus if launch is None else []) as workers:
             if not options.join:
                 _announce(study, view, options, news)
-            return _search(study, view, options, workers)
+            with helped(study, helpers, _take_part):
+                return _search(study, view, options, workers)
 
 
 def _search(study: Study, view: StudyView, options: Options, workers: Workers) -> Conclusion:
     store = study.store
-    ending = study.run()
-    while any(worker.poll() is None for worker in workers):
-        study.patiently(study.refresh)
-        time.sleep(0.5)
-    if ending is None or options.join:
+    ending = _run_all(study)
+    confirmed = None if ending is None else _confirm(study, view.confirming)
+    if ending is None or confirmed is None:
+        while any(worker.poll() is None for worker in workers):  # each ends the trial in hand
+            study.patiently(study.refresh)
+            time.sleep(0.5)
         return Conclusion(folder=store.folder, evidence=None, message=STOPPED)
-    if others := study.patiently(study.others_running):
-        message = f"other workers still run trials {', '.join(map(str, others))}; the last one to end writes the result"
-        return Conclusion(folder=store.folder, evidence=None, message=message)
+    if options.join:
+        return Conclusion(folder=store.folder, evidence=None, message=ending)
     lock = store.locks.confirm()
-    if not study.patiently(partial(lock.take, wait=False)):
-        return Conclusion(folder=store.folder, evidence=None, message="another worker confirms the best now")
+    study.patiently(partial(lock.take, wait=True))
     try:
         if found := study.patiently(partial(_finished, store, options.trials)):
             return Conclusion(folder=store.folder, evidence=found, message=ending)
-        return _conclude(study, view, ending, options.workers)
+        rows = study.patiently(store.rows)
+        found = evidence.gather(study.space, rows, confirmed, ending=ending, seed=store.seed)
+        evidence.write(study.space, store.folder, found, rows)
+        study.patiently(partial(store.share_evidence, found))
+        return Conclusion(folder=store.folder, evidence=found, message=ending)
     finally:
         lock.release()
 
 
-def _conclude(study: Study, view: StudyView, ending: str, workers: int) -> Conclusion:
-    space, folder, rows = study.space, study.store.folder, study.patiently(study.store.rows)
-    confirmed = None
-    if any(row.outcome == "completed" for row in rows):
-        confirmed = confirm(
-            space,
-            folder,
-            rows,
-            seed=study.store.seed,
-            plugins=study.plugins,
-            watch=view.confirming,
-            stopped=study.limits.stopped,
-            workers=workers,
-        )
-        if confirmed is None:
-            return Conclusion(folder=folder, evidence=None, message=STOPPED)
-    found = evidence.gather(space, rows, confirmed or [], ending=ending, seed=study.store.seed)
-    evidence.write(space, folder, found, rows)
-    study.patiently(partial(study.store.share_evidence, found))
-    return Conclusion(folder=folder, evidence=found, message=ending)
+def _run_all(study: Study) -> str | None:
+    """Run trials until none is left to ask and none is running, here or elsewhere: a dead worker's is taken over.
+
+    Returns why there is nothing to ask, or None where the study's limits came first.
+    """
+    told = False
+    while (ending := study.run()) is not None:
+        others = study.patiently(study.running)
+        if not others or study.limits.stopped():
+            return None if others else ending
+        if not told:
+            study.view.say(f"waiting for trials {', '.join(map(str, others))} of other workers, to confirm with them")
+        told = True
+        study.patiently(study.refresh)
+        time.sleep(WAIT_SECONDS)
+    return None
+
+
+def _confirm(study: Study, watch: Watch) -> list[Confirmed] | None:
+    """Take part in the confirmation; None where the study's limits came in between."""
+    rows = study.patiently(study.store.rows)
+    return confirm(study, watch) if any(row.outcome == "completed" for row in rows) else []
+
+
+def _take_part(study: Study) -> None:
+    """Do what a further worker does."""
+    if _run_all(study) is not None:
+        _confirm(study, lambda *_: None)
 
 
 def _announce(study: Study, view: StudyView, options: Options, news: Sequence[str]) -> None:
@@ -171,6 +195,15 @@ def _goes_on(found: dict[str, Any], trials: int) -> bool:
     return trials > distinct and not exhausted
 
 
+def _launcher(options: Options, space: Space) -> Launcher | None:
+    """Return what runs the trials where that is not this machine."""
+    if options.launcher == "local":
+        return None
+    from archsearch.search.ray_launcher import RayLauncher
+
+    return RayLauncher(space.study.devices)
+
+
 def _check_machine(space: Space) -> None:
     limited = space.budget.peak_memory is not None
     if not limited and "peak_memory" not in space.budget.wanted:
@@ -183,15 +216,17 @@ def _check_machine(space: Space) -> None:
 
 
 @contextlib.contextmanager
-def _workers(options: Options, folder: Path, database: Database | None) -> Iterator[Workers]:
-    """Run the further workers of this command; none outlives it."""
+def _workers(
+    options: Options, folder: Path, database: Database | None, their_gpus: Sequence[Sequence[str]]
+) -> Iterator[Workers]:
+    """Run the further workers of this command, each on GPUs of its own; none outlives it."""
     workers: Workers = []
     environment = dict(os.environ)
     if database and database.password is not None:  # anybody on the machine can read a command line
         environment["PGPASSWORD"] = database.password
     try:
-        for number in range(1, 1 if options.join else options.workers):
-            own = folder / "trials" / f"worker-{number}"
+        for number, own_gpus in enumerate(their_gpus, start=1):
+            own = folder / "trials" / f"worker-{socket.gethostname()}-{number}"  # machines may share the folder
             own.mkdir(parents=True, exist_ok=True)
             with (own / "log.txt").open("ab") as log:
                 command = [sys.executable, "-m", "archsearch", *_arguments(options, database)]
@@ -201,7 +236,7 @@ def _workers(options: Options, folder: Path, database: Database | None) -> Itera
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    env=environment,
+                    env=environment | gpus.use(own_gpus),
                 )
             workers.append(worker)
         yield workers

@@ -24,6 +24,8 @@ from archsearch.search.samplers import SAMPLERS
 from archsearch.search.tasks import Objective, Task, parse_objectives, parse_tasks
 
 KEYS = ("replace", "with", "count", "placement", "mixers", "patterns", "backbone", "forbid")
+STRATEGIES = ("ddp", "fsdp2")
+"""How the devices of a trial share its model: each holds all of it, or a shard."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ class StudyOptions:
     tokens of each task that has an objective (1/9 and 1/3 by default) and may end it there. `asha` and `hyperband` keep
     the best 1 of `reduction`; `median` and `pareto` (for several objectives too) keep the better half, and everything
     until `startup` others are there to compare with. The base is never pruned.
+
+    Each trial trains on `devices` GPUs of one machine, which share the rows of a batch.
     """
 
     sampler: str = "tpe"
@@ -57,6 +61,8 @@ class StudyOptions:
     confirm: Confirm = field(default_factory=Confirm)
     timeout_per_trial: float = quantity("seconds", default=3600.0)
     seed: int = 0
+    devices: int = 1
+    strategy: str = "ddp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +132,8 @@ def parse_space(values: Mapping[str, Any], where: Where) -> Space:
     tasks = parse_tasks(written.tasks, where / "tasks")
     objectives = parse_objectives(written.objectives, tasks, where / "objectives")
     budget = parse_budget(written.budget, base, where / "budget")
+    study = _study(written.study, len(objectives), where / "study")
+    _check_devices(study.devices, tasks, where / "tasks")
     space = Space(
         name=written.name,
         base=bound,
@@ -139,7 +147,7 @@ def parse_space(values: Mapping[str, Any], where: Where) -> Space:
         tasks=tasks,
         objectives=objectives,
         budget=want(budget, base, objectives, where / "objectives"),
-        study=_study(written.study, len(objectives), where / "study"),
+        study=study,
         written=dict(values),
     )
     check_rungs(space, where / "study")
@@ -174,6 +182,7 @@ def _study(values: object, objectives: int, where: Where) -> StudyOptions:
     if study.confirm.among == "front" and objectives == 1:
         raise (where / "confirm.among").error("there is a front of several objectives only; got 'front' and one")
     check_name(study.pruner, tuple(PRUNERS), "pruner", where / "pruner")
+    check_name(study.strategy, STRATEGIES, "strategy", where / "strategy")
     for name, value, least in (
         ("trials", study.trials, 1),
         ("startup", study.startup, 0),
@@ -182,9 +191,18 @@ def _study(values: object, objectives: int, where: Where) -> StudyOptions:
         ("confirm.top", study.confirm.top, 0),
         ("confirm.seeds", study.confirm.seeds, 0),
         ("seed", study.seed, 0),
+        ("devices", study.devices, 1),
     ):
         if value < least:
             raise (where / name).error(f"must be at least {least}; got {value}")
     if study.timeout_per_trial <= 0:
         raise (where / "timeout_per_trial").error(f"must be positive; got {study.timeout_per_trial}")
     return study
+
+
+def _check_devices(devices: int, tasks: Mapping[str, Task], where: Where) -> None:
+    for name, task in tasks.items():
+        for rows in task.batch_sizes:
+            if rows % devices:
+                rule = f"must be a multiple of study.devices ({devices}), which share its rows"
+                raise (where / name / "batch_size").error(f"{rule}; got {rows}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,22 +24,27 @@ from archsearch.config import ConfigError
 from archsearch.search.candidates import Candidate, build_given, given, given_decisions, replay_decisions, sample
 from archsearch.search.choices import Scalar
 from archsearch.search.database import Database, ServerGoneError
-from archsearch.search.folder import changes, read_evidence
+from archsearch.search.folder import belong, changes, read_evidence
 from archsearch.search.locks import FileLocks, Lock, Locks
 from archsearch.search.pattern_sampler import Features
+from archsearch.search.process import Report
 from archsearch.search.pruners import Pruning
 from archsearch.search.rows import Description, Result, Row, describe
 from archsearch.search.rungs import RUNGS, Rung, recorded
 from archsearch.search.samplers import SAMPLERS, Setting, seed_of_trial
 from archsearch.search.space import Space
+from archsearch.search.work_folder import alone_in
 
 PATIENCE = 5
 """After this many repeats in a row the next trial is drawn at random instead."""
 
 LEGAL = "legal"
 
-SPACE, EVIDENCE = "space", "evidence"
+SPACE, EVIDENCE, IDENTITY = "space", "evidence", "identity"
 """What a study that machines share has on record besides its trials."""
+
+CONFIRMATION = "confirmation:"
+"""Before the key of each confirmation run that has ended."""
 
 
 class Hold:
@@ -81,6 +87,7 @@ class Store:
                 )
                 if database:
                     self._check_space(database)
+                    belong(folder, database, self._identity())
                 self._enqueue()
             self._opened = opened.pop_all()
 
@@ -91,6 +98,10 @@ class Store:
     def folder_of(self, number: int) -> Path:
         """Return where a trial keeps its files."""
         return trial_folder(self.folder, number)
+
+    def work_in(self, folder: Path) -> contextlib.AbstractContextManager[Path]:
+        """Return a context in which a run has a folder to itself; on one machine its lock has seen to that."""
+        return alone_in(folder) if self.database else contextlib.nullcontext(folder)
 
     def adopt(self) -> Hold | None:
         """Take over a trial that a killed worker left running. Call with `lock` held."""
@@ -181,6 +192,16 @@ class Store:
         if self.database:
             self._study.set_user_attr(EVIDENCE, evidence)
 
+    def confirmations(self) -> dict[str, Report]:
+        """Return what confirmation runs have come to, by their keys."""
+        known = self._study.user_attrs.items()
+        return {name.removeprefix(CONFIRMATION): report for name, report in known if name.startswith(CONFIRMATION)}
+
+    def record_confirmation(self, key: str, report: Report) -> None:
+        """Put the end of a confirmation run on record, for all workers."""
+        kept = {name: report.get(name) for name in ("outcome", "reason", "metrics", "seconds")}
+        self._study.set_user_attr(CONFIRMATION + key, kept)
+
     def forget_connection(self) -> None:
         """Let the next call begin with a new transaction; a lost connection would refuse it."""
         self._storage.remove_session()
@@ -217,6 +238,12 @@ class Store:
                 f"{database}: the space has changed since the study {self.space.name} began there "
                 f"({'; '.join(changed)}); another name keeps both"
             )
+
+    def _identity(self) -> str:
+        """Return what tells this study from an earlier one of its name."""
+        if (known := self._study.user_attrs.get(IDENTITY)) is None:
+            self._study.set_user_attr(IDENTITY, known := uuid.uuid4().hex)
+        return str(known)
 
     def _enqueue(self) -> None:
         known = {trial.user_attrs.get("given") for trial in self._study.get_trials(deepcopy=False)}

@@ -16,7 +16,7 @@ from archsearch.search.database import GONE, one_line
 from archsearch.search.enumeration import enumerate_candidates
 from archsearch.search.judge import Table, predict
 from archsearch.search.measures import exact_figures
-from archsearch.search.process import Report, read_report, run_trial
+from archsearch.search.process import Launcher, Report, read_report, run_trial
 from archsearch.search.rows import Result, Row, failed_checks, objective_value, plain
 from archsearch.search.rungs import orders
 from archsearch.search.space import Space
@@ -74,6 +74,7 @@ class Study:
     view: View
     plugins: Sequence[str] = ()
     tables: Mapping[str, Table] = field(default_factory=dict)
+    launch: Launcher | None = None
     _every_key: set[str] | None = field(default=None, init=False)
 
     def run(self) -> str | None:
@@ -101,10 +102,9 @@ class Study:
         """Return what predicts each mode, from the tables as they are now: trials add to them."""
         return {mode: table.predictor() for mode, table in self.tables.items()}
 
-    def others_running(self) -> list[int]:
-        """Return the trials that other workers are running."""
-        rows = self.store.rows()
-        return [row.number for row in rows if row.outcome == "running" and self.store.locks.is_held(row.number)]
+    def running(self) -> list[int]:
+        """Return the trials that have begun and not ended: while this worker runs none, those of others."""
+        return [row.number for row in self.store.rows() if row.outcome == "running"]
 
     def patiently(self, call: Callable[[], T]) -> T:
         """Call, and again while the server that machines share is away: a restart must not cost a trial."""
@@ -205,15 +205,17 @@ class Study:
             with contextlib.suppress(*GONE):
                 climb.look(report)
 
-        try:
-            if reason := next((rung.pruned for rung in row.rungs if rung.pruned), None):
-                raise PrunedError(reason)  # a killed worker has seen its end
-            report = run_trial(hold.folder, config, timeout=self.space.study.timeout_per_trial, watch=watch)
-            self.patiently(partial(climb.look, report, ended=True))
-        except PrunedError as pruned:
-            report = {**read_report(hold.folder), "outcome": "pruned", "reason": str(pruned)}
-            for checkpoint in hold.folder.glob("*/*last.ckpt*"):
-                checkpoint.unlink()  # a study would fill the disk with them
+        with self.store.work_in(hold.folder) as folder:
+            try:
+                if reason := next((rung.pruned for rung in row.rungs if rung.pruned), None):
+                    raise PrunedError(reason)  # a killed worker has seen its end
+                timeout = self.space.study.timeout_per_trial
+                report = (self.launch or run_trial)(folder, config, timeout=timeout, watch=watch)
+                self.patiently(partial(climb.look, report, ended=True))
+            except PrunedError as pruned:
+                report = {**read_report(folder), "outcome": "pruned", "reason": str(pruned)}
+                for checkpoint in folder.glob("*/*last.ckpt*"):
+                    checkpoint.unlink()  # a study would fill the disk with them
         return result_of(self.space, report, checks, description.architecture or {})
 
     def _ending(self, rows: Sequence[Row]) -> str | None:
@@ -296,6 +298,8 @@ def trial_config(
             for name, task in space.tasks.items()
         },
         "seed": seed,
+        "devices": space.study.devices,
+        "strategy": space.study.strategy,
         "plugins": list(plugins),
     }
 

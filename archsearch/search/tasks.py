@@ -24,7 +24,8 @@ class Task:
     """One training run per candidate: the data class with its arguments, how long, and where it is evaluated.
 
     `evaluate` adds evaluation lengths to the training length; `tokens` is the length of the run, which takes so many
-    optimizer `steps`; `evaluations` are all the sets that the metrics are of.
+    optimizer `steps`; `evaluations` are all the sets that the metrics are of. `batch_sizes` are the rows of a batch, of
+    each part of a mixture.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Task:
     optimizer: Mapping[str, Any]
     schedule: Mapping[str, Any]
     evaluations: tuple[Evaluation, ...]
+    batch_sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +157,7 @@ def _task(name: str, values: Any, where: Where) -> Task:
         optimizer={**common.optimizer, **learning_rate},
         schedule=common.schedule,
         evaluations=tuple(module.evaluations()),
+        batch_sizes=tuple(part.batch_size for part in getattr(module, "parts", {"": module}).values()),
     )
 
 

@@ -1,14 +1,17 @@
 """One candidate in a process of its own: budget verdict, then training on each task. `python -m ... FOLDER`.
 
 Reads FOLDER/config.yaml, writes FOLDER/metrics.json after each phase and while training, and takes up what an earlier
-run of the same folder has finished.
+run of the same folder has finished. Where it trains on several devices, it starts `python -m ... FOLDER RANK` for each
+other one.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -20,8 +23,11 @@ from typing import Any
 from archsearch.config import Where, load_yaml
 from archsearch.files import write_atomic
 from archsearch.search.process import Report, die_with_parent, read_report
+from archsearch.search.ranks import Ranks, folder_of_rank
 
 REPORT_SECONDS = 0.5
+PATIENCE = 3.0
+"""Rank 0 fails first where another one has died: the other's reason is waited for so many seconds."""
 
 
 class RefusalError(Exception):
@@ -36,12 +42,14 @@ class Journal:
         begun: Report = {"metrics": {}, "seconds": {}, "rungs": [], **read_report(folder)}
         self.report: Report = {**begun, "outcome": None, "reason": None}
         self._written = 0.0
+        self._lock = threading.Lock()
 
     def write(self, **news: Any) -> None:
         """Put news on record."""
-        self.report.update(news)
-        write_atomic(self._path, json.dumps(self.report, indent=1))
-        self._written = time.monotonic()
+        with self._lock:
+            self.report.update(news)
+            write_atomic(self._path, json.dumps(self.report, indent=1))
+            self._written = time.monotonic()
 
     def progress(self, news: Mapping[str, Any]) -> None:
         """Put a training's news (step, total_steps, loss) on record, not more often than a reader looks."""
@@ -49,24 +57,27 @@ class Journal:
             self.write(progress=dict(news))
 
 
-def main(folder: Path) -> int:
-    """Run the trial; 0 once its outcome (completed, refused, failed) is on record."""
-    die_with_parent()
-    journal = Journal(folder)
+def main(folder: Path, rank: int = 0) -> int:
+    """Run the trial, or a rank of it; 0 once the trial's outcome (completed, refused, failed) is on record."""
+    die_with_parent(alone=rank > 0)
+    journal, ranks = Journal(folder_of_rank(folder, rank)), Ranks()
     journal.write(phase="starting")
     try:
-        run(load_yaml(folder / "config.yaml"), folder, journal)
+        run(load_yaml(folder / "config.yaml"), folder, journal, rank, ranks)
         journal.write(phase="done", outcome="completed")
     except RefusalError as refusal:
         journal.write(phase="done", outcome="refused", reason=str(refusal))
     except Exception as error:
         traceback.print_exc()
         message = str(error).strip().split("\n")[0]
-        journal.write(phase="done", outcome="failed", reason=f"{type(error).__name__}: {message}")
+        reason = ranks.failure(PATIENCE) or f"{type(error).__name__}: {message}"
+        journal.write(phase="done", outcome="failed", reason=reason)
+        if ranks or rank:
+            _leave(1 if rank else 0)
     return 0
 
 
-def run(config: Mapping[str, Any], folder: Path, journal: Journal) -> None:
+def run(config: Mapping[str, Any], folder: Path, journal: Journal, rank: int, ranks: Ranks) -> None:
     """Take the candidate through every phase that is not on record yet."""
     from archsearch.architecture import Architecture
     from archsearch.registry import import_plugin
@@ -75,11 +86,28 @@ def run(config: Mapping[str, Any], folder: Path, journal: Journal) -> None:
         import_plugin(plugin)
     where = Where(str(folder / "config.yaml"))
     architecture = Architecture.from_dict(config["architecture"], where / "architecture")
-    if config["budget"]:
+    journal.write(model=architecture.id)
+    if config["budget"] and rank == 0:
         _check_budget(architecture, config["budget"], config.get("tables", {}), journal, where / "budget")
-    for name, task in config["tasks"].items():
-        if name not in journal.report["metrics"]:
-            _train(architecture, name, task, config["seed"], folder, journal)
+    done = read_report(folder).get("metrics", {})
+    missing = {name: task for name, task in config["tasks"].items() if name not in done}
+    if missing and rank == 0 and config["devices"] > 1:
+        ranks.start(folder, config["devices"], partial(_give_up, journal))
+    for name, task in missing.items():
+        _train(architecture, name, task, config, folder, journal)
+        if rank == 0:  # the checkpoint has served: a study would fill the disk with them
+            (folder / name / "last.ckpt").unlink(missing_ok=True)
+
+
+def _give_up(journal: Journal, reason: str) -> None:
+    journal.write(phase="done", outcome="failed", reason=reason)
+    _leave(0)
+
+
+def _leave(code: int) -> None:
+    """End at once: an orderly exit of a rank would wait for those that wait for a dead one."""
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _check_budget(
@@ -104,12 +132,15 @@ def _check_budget(
         raise RefusalError("; ".join(check.reason for check in broken))
 
 
-def _train(architecture: Any, name: str, task: Mapping[str, Any], seed: int, folder: Path, journal: Journal) -> None:
+def _train(
+    architecture: Any, name: str, task: Mapping[str, Any], config: Mapping[str, Any], folder: Path, journal: Journal
+) -> None:
     from archsearch.training.run import train_and_evaluate
     from archsearch.training.rungs import Rungs
 
     orders = task.get("rungs", {"steps": [], "metrics": []})
-    known = [rung["step"] for rung in journal.report["rungs"] if rung["task"] == name]
+    # as rank 0 has them on record: all ranks have to stop at the same ones
+    known = [rung["step"] for rung in read_report(folder).get("rungs", []) if rung["task"] == name]
     rungs = Rungs(
         steps=[step for step in orders["steps"] if step not in known],
         metrics=orders["metrics"],
@@ -125,9 +156,11 @@ def _train(architecture: Any, name: str, task: Mapping[str, Any], seed: int, fol
         schedule=task["schedule"],
         max_tokens=task["tokens"],
         eval_lengths=task["evaluate"],
-        seed=seed,
+        seed=config["seed"],
         checkpoint_dir=folder / name,
         precision=task["precision"],
+        devices=config["devices"],
+        strategy=config["strategy"],
         progress=lambda news: journal.progress(news),
         rungs=rungs,
     )
@@ -135,7 +168,6 @@ def _train(architecture: Any, name: str, task: Mapping[str, Any], seed: int, fol
     journal.report["metrics"][name] = {key: float(value) for key, value in metrics.items()}
     journal.report["seconds"][name] = time.monotonic() - started
     journal.write()
-    (folder / name / "last.ckpt").unlink(missing_ok=True)  # it has served: a study would fill the disk with them
 
 
 def _reach(journal: Journal, name: str, step: int, metrics: dict[str, float]) -> None:
@@ -154,4 +186,4 @@ def _check_finite(name: str, metrics: Mapping[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))

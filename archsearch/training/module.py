@@ -228,8 +228,10 @@ class LanguageModel(lightning.LightningModule):
         return factor
 
     def _tokens_per_step(self) -> int:
-        tokens_per_batch: int = getattr(getattr(self.trainer, "datamodule", None), "tokens_per_batch", 0)
-        return tokens_per_batch * self.trainer.accumulate_grad_batches * self.trainer.world_size
+        data = getattr(self.trainer, "datamodule", None)
+        at_once: int = getattr(data, "batches_at_once", self.trainer.world_size)
+        tokens_per_batch: int = getattr(data, "tokens_per_batch", 0)
+        return tokens_per_batch * self.trainer.accumulate_grad_batches * at_once
 
     def _evaluations(self) -> list[Evaluation]:
         """Return what each evaluation loader is of; a loader that no data module made is named by its number."""

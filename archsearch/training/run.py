@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as lightning
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
 from archsearch import data as data_modules
 from archsearch.architecture import Architecture
@@ -41,6 +42,8 @@ def train_and_evaluate(
     eval_lengths: list[int] | tuple[int, ...] | None = None,
     seed: int = 0,
     precision: str = "32-true",
+    devices: int = 1,
+    strategy: str = "ddp",
     checkpoint_dir: str | Path | None = None,
     progress: Callable[[dict[str, Any]], None] | None = None,
     stop: Callable[[], bool] | None = None,
@@ -53,6 +56,9 @@ def train_and_evaluate(
     `seconds` (of this call) and `stopped` (1.0 where `stop` ended the training early). The architecture's vocabulary
     is replaced by the data's. Goes on, bit for bit, from `checkpoint_dir/last.ckpt` where there is one.
 
+    Of several `devices`, this process has one, by the environment's LOCAL_RANK; they share the rows of each batch, so
+    that their number changes nothing but rounding.
+
     `progress` is called about twice a second with `step`, `total_steps`, `tokens`, `loss`, `tokens_per_second` and
     `seconds`; `rungs` says when to evaluate on the way. Raises ConfigError for what cannot be built, NotFiniteError
     where training diverges.
@@ -63,6 +69,7 @@ def train_and_evaluate(
     be_quiet()
     lightning.seed_everything(seed, verbose=False)
     data = build_data(data_class, {**data_args, "eval_lengths": eval_lengths and list(eval_lengths), "seed": seed})
+    data.split_rows = devices > 1
     model = LanguageModel(
         replace(architecture, vocab_size=data.vocab_size).to_dict(),
         optimizer=dict(optimizer or {}),  # type: ignore[arg-type]
@@ -79,7 +86,9 @@ def train_and_evaluate(
         max_steps=steps,
         max_epochs=-1,
         precision=precision,  # type: ignore[arg-type]
-        devices=1,
+        devices=devices,
+        strategy=strategy if devices > 1 else "auto",
+        plugins=LightningEnvironment(),  # else what srun or torchrun say of the search would be taken to be of this run
         num_sanity_val_steps=0,
         limit_val_batches=0,
         logger=False,

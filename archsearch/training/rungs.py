@@ -27,7 +27,7 @@ class Rungs:
 
 
 class EvaluateAtRungs(lightning.Callback):
-    """Evaluate a model on one device after some of its optimizer steps; the training is the same, bit for bit."""
+    """Evaluate a model after some of its optimizer steps; the training is the same, bit for bit."""
 
     def __init__(self, rungs: Rungs, data: TokenData) -> None:
         self._rungs, self._data = rungs, data

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from archsearch.config import ConfigError
-from archsearch.data.stream import AHEAD, BatchStream, FiniteBatchStream
+from archsearch.data.stream import AHEAD, BatchStream, FiniteBatchStream, RowsOfRank
 
 
 def numbered(index):
@@ -26,6 +26,18 @@ def test_a_stream_begins_where_it_is_told_whatever_the_workers(num_workers):
 def test_ranks_share_the_batches():
     ranks = [numbers(BatchStream(batch_at=numbered, start=lambda: 3, rank=r, world_size=2), 3) for r in (0, 1)]
     assert ranks == [[3, 5, 7], [4, 6, 8]]
+
+
+def test_ranks_share_the_rows_of_a_batch_and_its_documents():
+    tokens = torch.arange(24).view(4, 6)
+    batch = {"tokens": tokens, "targets": tokens + 1, "cu_seqlens": torch.tensor([0, 4, 6, 12, 15, 18, 24])}
+    first, second = (RowsOfRank(lambda _: batch, rank, 2)(0) for rank in (0, 1))
+    assert torch.equal(torch.cat([first["tokens"], second["tokens"]]), tokens)
+    assert torch.equal(second["targets"], tokens[2:] + 1)
+    assert first["cu_seqlens"].tolist() == [0, 4, 6, 12]
+    assert second["cu_seqlens"].tolist() == [0, 3, 6, 12]
+    with pytest.raises(ConfigError, match=r"data\.batch_size: must be a multiple of the 3 devices; got 4"):
+        RowsOfRank(lambda _: batch, 0, 3)(0)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

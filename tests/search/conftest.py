@@ -101,7 +101,7 @@ def instant_trial(monkeypatch):
             return answer(config, mode)
 
         monkeypatch.setattr("archsearch.search.study.run_trial", run_trial)
-        monkeypatch.setattr("archsearch.search.selection.run_trial", run_trial)
+        monkeypatch.setattr("archsearch.search.confirmation.run_trial", run_trial)
 
     use()
     return use

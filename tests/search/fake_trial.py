@@ -16,12 +16,18 @@ die_with_parent()
 journal = Journal(folder)
 config = load_yaml(folder / "config.yaml")
 pattern = config["architecture"]["pattern"]
-journal.write(phase="train s3", starts=journal.report.get("starts", 0) + 1, pid=os.getpid())
+starts, gpus = journal.report.get("starts", 0) + 1, os.environ.get("CUDA_VISIBLE_DEVICES")
+journal.write(phase="train s3", starts=starts, pid=os.getpid(), gpus=gpus)
 
 if mode == "crash" and "M" in pattern:
     sys.exit("it broke")
 if mode == "signal":
     os.kill(os.getpid(), signal.SIGSEGV)
+if mode.startswith("wait:"):
+    while not Path(mode.removeprefix("wait:")).exists():
+        time.sleep(0.02)
+if mode == "orphan":
+    os.kill(os.getppid(), signal.SIGKILL)
 if mode == "hang":
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     journal.write(child=child.pid)

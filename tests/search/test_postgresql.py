@@ -1,11 +1,15 @@
 """Studies on PostgreSQL: a server is really started, and each worker has a folder of its own, as on its own machine."""
 
 import contextlib
+import errno
 import json
 import multiprocessing
 import sys
+import threading
 import time
+import uuid
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,11 +17,13 @@ from archsearch.cli import main
 from archsearch.config import ConfigError, save_yaml
 from archsearch.search import process
 from archsearch.search.database import ServerGoneError, hide_password, parse_database
+from archsearch.search.locks import FileLock
 from archsearch.search.process import read_report
 from archsearch.search.session import Options, run
 from archsearch.search.status import read_status
 from archsearch.search.store import Store
 from archsearch.search.study import Limits, Study
+from archsearch.search.work_folder import alone_in
 from tests.search.server import PASSWORD, QUOTED
 
 FAKE_TRIAL = Path(__file__).with_name("fake_trial.py")
@@ -116,6 +122,8 @@ def test_machines_share_one_study_and_one_count(machine, space_file, database_ur
     assert ran(outputs[0]) | ran(outputs[1]) == {i for i, outcome in enumerate(outcomes) if outcome == "completed"}
     assert not ran(outputs[0]) & ran(outputs[1])
     assert all(ran(output) for output in outputs)
+    again = [path.parent.name for output in outputs for path in output.rglob("confirm-*/config.yaml")]
+    assert len(again) == len(set(again)) == 2  # the best and the base, each trained by one machine
 
     for output in outputs:  # a second time without --storage
         with pytest.MonkeyPatch.context() as patch:
@@ -132,8 +140,11 @@ def test_machines_share_one_study_and_one_count(machine, space_file, database_ur
     assert not [text for text in written if PASSWORD in text or QUOTED in text]
 
 
-def test_a_killed_machine_is_noticed_and_its_trial_adopted(machine, database_url, space_file, tmp_path, fake_trial):
-    one, two = tmp_path / "one" / "tiny", tmp_path / "two"
+@pytest.mark.parametrize("output", ["two", "one"], ids=["own folders", "a shared folder"])
+def test_a_killed_machine_is_noticed_and_its_trial_adopted(
+    machine, database_url, space_file, tmp_path, fake_trial, output
+):
+    one, two = tmp_path / "one" / "tiny", tmp_path / output
     worker = machine("one", database_url, mode="hang")
     assert eventually(lambda: "child" in read_report(one / "trials" / "0000"))
     status = read_status(tmp_path / "tiny", database_url)
@@ -146,7 +157,9 @@ def test_a_killed_machine_is_noticed_and_its_trial_adopted(machine, database_url
     assert main(["search", space_file, "--output", str(two), "--storage", database_url]) == 0
     rows = read_status(two / "tiny", database_url).rows
     assert rows[0].outcome == "completed"
-    assert read_report(two / "tiny" / "trials" / "0000")["starts"] == 1
+    shared = output == "one"
+    assert read_report(two / "tiny" / "trials" / "0000")["starts"] == (2 if shared else 1)  # goes on, or begins anew
+    assert shared or read_report(one / "trials" / "0000")["starts"] == 1
     assert {row.outcome for row in rows} <= {"completed", "illegal", "refused", "duplicate"}
 
 
@@ -180,6 +193,41 @@ def study(open_store, monkeypatch):
         return Study(store.space, store, Limits(trials=1), view)
 
     return study
+
+
+def test_who_takes_a_trial_over_keeps_out_of_a_folder_in_use(tmp_path, monkeypatch):
+    monkeypatch.setattr("archsearch.search.work_folder.PATIENCE", 0.0)
+    with alone_in(tmp_path / "0005") as cut_off:
+        (cut_off / "last.ckpt").touch()
+        with alone_in(tmp_path / "0005") as another:
+            assert (cut_off.name, another.name) == ("0005", "0005.2")
+    with alone_in(tmp_path / "0005") as later:
+        assert (later / "last.ckpt").exists()
+
+
+def test_who_takes_a_trial_over_waits_for_the_lock_of_a_dead_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr("archsearch.search.work_folder.POLL_SECONDS", 0.01)
+    lock = FileLock(tmp_path / "lock")
+    lock.take(wait=False)
+    threading.Timer(0.2, lock.release).start()
+    with alone_in(tmp_path) as folder:
+        assert folder == tmp_path
+
+
+def test_a_file_system_without_locks_will_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    with alone_in(tmp_path / "0005") as folder:
+        assert folder == tmp_path / "0005"
+
+
+def test_a_folder_is_of_one_study(open_store, parse, postgres):
+    store = open_store("one")
+    Store(store.folder, store.space, 0, store.database).close()
+    other = parse_database(postgres.make_database(f"other_{uuid.uuid4().hex}"))
+    with pytest.raises(
+        ConfigError, match=r"one: holds trials of an earlier study of this name, and postgresql:.*other"
+    ):
+        Store(store.folder, parse(), 0, other)
 
 
 def test_a_restart_of_the_server_costs_no_trial(study, postgres):

@@ -98,4 +98,5 @@ def test_a_trial_started_by_hand_does_not_end_its_shell(tmp_path):
 def test_what_another_config_has_left_is_not_taken_up(tmp_path):
     assert run(tmp_path)["starts"] == 1
     assert run(tmp_path)["starts"] == 2
+    assert run(tmp_path, {**CONFIG, "tables": {"train": {"path": "of another machine"}}})["starts"] == 3
     assert run(tmp_path, {**CONFIG, "seed": 1})["starts"] == 1

@@ -44,6 +44,13 @@ def test_the_same_seed_gives_the_same_figures():
     assert run(max_steps=2, seed=3)["loss"] != run(max_steps=2, seed=4)["loss"]
 
 
+def test_what_srun_says_of_the_search_is_not_said_of_a_run(monkeypatch):
+    tasks = {"SLURM_NTASKS": "4", "SLURM_JOB_NAME": "search", "SLURM_PROCID": "3"}
+    for name, value in tasks.items():
+        monkeypatch.setenv(name, value)
+    assert run(max_steps=1)["tokens"] == 24
+
+
 def test_a_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     whole = run(max_steps=6)
     monkeypatch.setattr("archsearch.training.run.CHECKPOINT_SECONDS", 0.0)
