@@ -33,7 +33,11 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a trial ended: metrics and seconds per task, and what the budget said."""
+    """How a trial ended: metrics and seconds per task, and what the budget said.
+
+    `cause` is why it failed (failures.py), `interruptions` are the ends after which it was run again, `memory` is the
+    peak in bytes.
+    """
 
     outcome: str
     reason: str | None = None
@@ -42,6 +46,9 @@ class Result:
     measurement: Mapping[str, Any] | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     duplicate_of: int | None = None
+    cause: str | None = None
+    interruptions: Sequence[Mapping[str, str]] = ()
+    memory: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def violation(self) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 from scipy.special import stdtrit
 
 from archsearch.search.process import Report, run_trial
+from archsearch.search.retry import run_to_its_end
 from archsearch.search.rows import Row, objective_value
 from archsearch.search.space import Space
 from archsearch.search.study import trial_config
@@ -121,7 +122,7 @@ def confirm(
     def train(job: tuple[Row, int]) -> None:
         row, fresh = job
         if not stopped() and not leave.is_set():
-            reports[row.number, fresh] = _train_again(space, folder, row, fresh, plugins, look)
+            reports[row.number, fresh] = _train_again(space, folder, row, fresh, plugins, look, stopped)
 
     with ThreadPoolExecutor(workers) as pool:
         try:
@@ -160,13 +161,25 @@ def winner(space: Space, confirmed: Sequence[Confirmed]) -> Confirmed | None:
 
 
 def _train_again(
-    space: Space, folder: Path, row: Row, seed: int, plugins: Sequence[str], watch: Callable[[Row, int, Report], None]
+    space: Space,
+    folder: Path,
+    row: Row,
+    seed: int,
+    plugins: Sequence[str],
+    watch: Callable[[Row, int, Report], None],
+    stopped: Callable[[], bool],
 ) -> Report:
     assert row.description is not None
     config = trial_config(space, row.description.architecture, seed, plugins, budget=False)
-    return run_trial(
-        folder / "trials" / f"confirm-{row.number:04d}-seed{seed}",
-        config,
-        timeout=space.study.timeout_per_trial,
-        watch=lambda report: watch(row, seed, report),
+    own = folder / "trials" / f"confirm-{row.number:04d}-seed{seed}"
+    return run_to_its_end(
+        lambda: run_trial(
+            own,
+            config,
+            timeout=space.study.timeout_per_trial,
+            watch=lambda report: watch(row, seed, report),
+        ),
+        own,
+        retries=space.study.retries,
+        stopped=stopped,
     )

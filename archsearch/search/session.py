@@ -17,7 +17,7 @@ from archsearch.config import ConfigError
 from archsearch.search import cost, cost_tables, evidence, outlook
 from archsearch.search.database import Database, one_line_errors, parse_database
 from archsearch.search.folder import database_of, open_folder, read_evidence
-from archsearch.search.process import die_with_parent
+from archsearch.search.process import die_with_parent, in_order
 from archsearch.search.selection import confirm
 from archsearch.search.space import Space
 from archsearch.search.store import Store
@@ -25,6 +25,9 @@ from archsearch.search.study import Limits, Study
 from archsearch.search.view import StudyView
 
 Workers = list[subprocess.Popen[bytes]]
+
+GRACE_SECONDS = 10.0
+"""A further worker has so long to leave its trial in order."""
 
 STOPPED = "stopped as asked; everything is kept, the same command goes on"
 
@@ -66,7 +69,11 @@ def run(space: Space, options: Options) -> Conclusion:
     began = time.monotonic()
     database = _database(space, options)
     folder = open_folder(options.output, space, fresh=options.fresh, database=database)
-    with one_line_errors(database), contextlib.closing(Store(folder, space, options.seed, database)) as store:
+    with (
+        in_order(),
+        one_line_errors(database),
+        contextlib.closing(Store(folder, space, options.seed, database)) as store,
+    ):
         if found := _finished(store, options.trials):
             message = "finished before; --trials N goes on, --fresh begins anew"
             return Conclusion(folder=folder, evidence=found, message=message)
@@ -123,7 +130,7 @@ def _conclude(study: Study, view: StudyView, ending: str, workers: int) -> Concl
         if confirmed is None:
             return Conclusion(folder=folder, evidence=None, message=STOPPED)
     found = evidence.gather(space, rows, confirmed or [], ending=ending, seed=study.store.seed)
-    evidence.write(space, folder, found, rows)
+    study.patiently(partial(evidence.write, space, folder, found, rows))
     study.patiently(partial(study.store.share_evidence, found))
     return Conclusion(folder=folder, evidence=found, message=ending)
 
@@ -205,6 +212,10 @@ def _workers(options: Options, folder: Path, database: Database | None) -> Itera
         yield workers
     finally:
         for worker in workers:
+            worker.terminate()  # in order: its trial has not failed
+        for worker in workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(GRACE_SECONDS)
             if worker.stdin:
                 worker.stdin.close()  # it ends when this does
             worker.wait()

@@ -38,7 +38,10 @@ class Confirm:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """How the space is searched. `trials` counts distinct candidates, illegal and refused ones included."""
+    """How the space is searched. `trials` counts distinct candidates, illegal and refused ones included.
+
+    `retries` is how often a trial is run again that has been ended by what was not its fault.
+    """
 
     sampler: str = "tpe"
     trials: int = 60
@@ -46,6 +49,7 @@ class StudyOptions:
     pruner: str = "none"
     confirm: Confirm = field(default_factory=Confirm)
     timeout_per_trial: float = quantity("seconds", default=3600.0)
+    retries: int = 2
     seed: int = 0
 
 
@@ -189,6 +193,7 @@ def _study(values: object, where: Where) -> StudyOptions:
     for name, value, least in (
         ("trials", study.trials, 1),
         ("startup", study.startup, 0),
+        ("retries", study.retries, 0),
         ("confirm.top", study.confirm.top, 0),
         ("confirm.seeds", study.confirm.seeds, 0),
         ("seed", study.seed, 0),

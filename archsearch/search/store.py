@@ -23,9 +23,11 @@ from archsearch.config import ConfigError
 from archsearch.search.candidates import Candidate, build_given, given, given_decisions, replay_decisions, sample
 from archsearch.search.choices import Scalar
 from archsearch.search.database import Database, ServerGoneError
+from archsearch.search.failures import INFEASIBLE, LOST
 from archsearch.search.folder import changes, read_evidence
 from archsearch.search.locks import FileLocks, Lock, Locks
 from archsearch.search.pattern_sampler import Features
+from archsearch.search.retry import Interruption
 from archsearch.search.rows import Description, Result, Row, describe
 from archsearch.search.samplers import SAMPLERS, Setting, seed_of_trial
 from archsearch.search.space import Space
@@ -33,7 +35,10 @@ from archsearch.search.space import Space
 PATIENCE = 5
 """After this many repeats in a row the next trial is drawn at random instead."""
 
-LEGAL = "legal"
+LEGAL, TRAINED = "legal", "trained"
+
+RUN = "run"
+"""What a trial has on record while it is run: whether a worker is at it, and the interruptions so far."""
 
 SPACE, EVIDENCE = "space", "evidence"
 """What a study that machines share has on record besides its trials."""
@@ -42,8 +47,8 @@ SPACE, EVIDENCE = "space", "evidence"
 class Hold:
     """A trial that this process runs, and its lock."""
 
-    def __init__(self, trial: Trial, lock: Lock, folder: Path) -> None:
-        self.trial, self.lock, self.folder = trial, lock, folder
+    def __init__(self, trial: Trial, lock: Lock, folder: Path, interruptions: Sequence[Interruption] = ()) -> None:
+        self.trial, self.lock, self.folder, self.interruptions = trial, lock, folder, interruptions
 
     @property
     def number(self) -> int:
@@ -94,9 +99,11 @@ class Store:
         """Take over a trial that a killed worker left running. Call with `lock` held."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if lock := self._try(trial.number):
-                if self._storage.get_trial(trial._trial_id).state == TrialState.RUNNING:
+                found = self._storage.get_trial(trial._trial_id)
+                if found.state == TrialState.RUNNING:
                     self._study.sampler = self._sampler(trial.number, lambda _: False)
-                    return Hold(Trial(self._study, trial._trial_id), lock, self.folder_of(trial.number))
+                    known = interruptions_of(found)
+                    return Hold(Trial(self._study, trial._trial_id), lock, self.folder_of(trial.number), known)
                 lock.release()
         return None
 
@@ -124,6 +131,11 @@ class Store:
         description = describe(self.space, candidate)
         hold.trial.set_user_attr("candidate", asdict(description))
         return candidate, description
+
+    def note_run(self, hold: Hold, interruptions: Sequence[Interruption], *, is_running: bool = True) -> None:
+        """Put on record that a worker is at the trial, or that it has left it in order, and what came in between."""
+        hold.interruptions = interruptions
+        hold.trial.set_user_attr(RUN, {"is_running": is_running, "interruptions": list(interruptions)})
 
     def tell(self, hold: Hold, result: Result) -> None:
         """Put a result on record: constraints first, so that nothing infeasible can ever count as feasible."""
@@ -169,13 +181,13 @@ class Store:
         self._opened.close()
 
     def _finish(self, hold: Hold, result: Result) -> None:
-        """Tell Optuna; what was refused counts as pruned, since TPE learns from the constraints of pruned trials."""
+        """Tell Optuna; what is infeasible counts as pruned, since TPE learns from the constraints of pruned trials."""
         if result.outcome == "completed":
             row = Row(number=hold.number, given=None, description=None, result=result)
             self._study.tell(hold.trial, [float(value) for value in row.values(self.space) if value is not None])
         else:
-            refused = result.outcome in ("illegal", "refused")
-            self._study.tell(hold.trial, state=TrialState.PRUNED if refused else TrialState.FAIL)
+            infeasible = any(value > 0 for value in constraints_of(result).values())
+            self._study.tell(hold.trial, state=TrialState.PRUNED if infeasible else TrialState.FAIL)
         hold.release()
 
     def _check_space(self, database: Database) -> None:
@@ -280,7 +292,16 @@ def trailing_repeats(rows: Sequence[Row]) -> int:
 def constraints_of(result: Result) -> dict[str, float]:
     """Return what Optuna needs to know: at most 0 is feasible."""
     legal = 1.0 if result.outcome == "illegal" else 0.0
-    return {LEGAL: legal, **{check["name"]: float(check["violation"]) for check in result.checks}}
+    # not where there are values: GPSampler wants the same constraints of all such trials, those on record too
+    trained = {TRAINED: 1.0} if result.outcome == "failed" and result.cause in INFEASIBLE else {}
+    return {LEGAL: legal, **{check["name"]: float(check["violation"]) for check in result.checks}, **trained}
+
+
+def interruptions_of(trial: FrozenTrial) -> list[Interruption]:
+    """Return the interruptions of a trial that its worker has left, this one too where it did not leave in order."""
+    found = trial.user_attrs.get(RUN, {"is_running": False, "interruptions": []})
+    lost = {"cause": LOST, "reason": "its worker was killed, or the worker's machine is gone"}
+    return [*found["interruptions"], *([lost] if found["is_running"] else [])]
 
 
 def to_row(trial: FrozenTrial) -> Row:

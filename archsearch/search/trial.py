@@ -11,13 +11,15 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from archsearch.config import Where, load_yaml
 from archsearch.files import write_atomic
+from archsearch.search.failures import DISK_FULL_STATUS, cause_of, is_disk_full, unless_disk_full
+from archsearch.search.memory import peaks
 from archsearch.search.process import die_with_parent, read_report
 
 REPORT_SECONDS = 0.5
@@ -32,36 +34,49 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "metrics.json"
-        self.report = {"metrics": {}, "seconds": {}, **read_report(folder), "outcome": None, "reason": None}
+        fresh = {"outcome": None, "reason": None, "cause": None}
+        self.report = {"metrics": {}, "seconds": {}, **read_report(folder), **fresh}
         self._written = 0.0
 
     def write(self, **news: Any) -> None:
         """Put news on record."""
-        self.report.update(news)
+        self.report.update(news, memory=peaks(self.report.get("memory", {})))
         write_atomic(self._path, json.dumps(self.report, indent=1))
         self._written = time.monotonic()
 
     def progress(self, news: Mapping[str, Any]) -> None:
         """Put a training's news (step, total_steps, loss) on record, not more often than a reader looks."""
         if time.monotonic() - self._written > REPORT_SECONDS:
-            self.write(progress=dict(news))
+            with unless_disk_full():
+                self.write(progress=dict(news))
 
 
 def main(folder: Path) -> int:
     """Run the trial; 0 once its outcome (completed, refused, failed) is on record."""
     die_with_parent()
-    journal = Journal(folder)
+    try:
+        keep_record(Journal(folder), lambda journal: run(load_yaml(folder / "config.yaml"), folder, journal))
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        return DISK_FULL_STATUS
+    return 0
+
+
+def keep_record(journal: Journal, work: Callable[[Journal], None]) -> None:
+    """Do the work and put its outcome on record."""
     journal.write(phase="starting")
     try:
-        run(load_yaml(folder / "config.yaml"), folder, journal)
+        work(journal)
         journal.write(phase="done", outcome="completed")
     except RefusalError as refusal:
         journal.write(phase="done", outcome="refused", reason=str(refusal))
     except Exception as error:
-        traceback.print_exc()
+        with unless_disk_full():
+            traceback.print_exc()
         message = str(error).strip().split("\n")[0]
-        journal.write(phase="done", outcome="failed", reason=f"{type(error).__name__}: {message}")
-    return 0
+        reason = f"{type(error).__name__}: {message}"
+        journal.write(outcome="failed", reason=reason, cause=cause_of(error))
 
 
 def run(config: Mapping[str, Any], folder: Path, journal: Journal) -> None:
@@ -128,7 +143,7 @@ def _train(architecture: Any, name: str, task: Mapping[str, Any], seed: int, fol
 def _check_finite(name: str, metrics: Mapping[str, float]) -> None:
     for key, value in metrics.items():
         if not math.isfinite(value):
-            raise ArithmeticError(f"{name}: {key} is {value} after training")
+            raise FloatingPointError(f"{name}: {key} is {value} after training")
 
 
 if __name__ == "__main__":
