@@ -86,7 +86,13 @@ def test_the_kernels_count_of_kills_is_read(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("mode", "cause"),
-    [("crash", "crash"), ("signal", "signal"), ("terminate", "killed"), ("full", "disk_full"), ("oom", "out_of_memory")],
+    [
+        ("crash", "crash"),
+        ("signal", "signal"),
+        ("terminate", "killed"),
+        ("full", "disk_full"),
+        ("oom", "out_of_memory"),
+    ],
 )
 def test_a_process_that_ends_without_a_word_has_a_cause_too(tmp_path, fake_trial, mode, cause):
     fake_trial(mode)
@@ -270,6 +276,5 @@ def test_a_full_disk_under_the_database_is_waited_for(study, tmp_path):
 
 def test_sigterm_ends_a_search_in_order():
     with pytest.raises(KeyboardInterrupt), process.in_order():
-        os.kill(os.getpid(), signal.SIGTERM)
-        signal.pause()
+        signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
