@@ -68,6 +68,7 @@ class Store:
     def __init__(self, folder: Path, space: Space, seed: int, database: Database | None = None) -> None:
         self.folder, self.space, self.seed, self.database = folder, space, seed, database
         self._features = Features(space)
+        self._ended: dict[int, Row] = {}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.locks = make_locks(folder, space.name, database)
         self.lock = self.locks.study()
@@ -89,7 +90,7 @@ class Store:
 
     def rows(self) -> list[Row]:
         """Return every trial."""
-        return [to_row(trial) for trial in self._study.get_trials(deepcopy=False)]
+        return [self._row(trial) for trial in self._study.get_trials(deepcopy=False)]
 
     def folder_of(self, number: int) -> Path:
         """Return where a trial keeps its files."""
@@ -189,6 +190,15 @@ class Store:
             infeasible = any(value > 0 for value in constraints_of(result).values())
             self._study.tell(hold.trial, state=TrialState.PRUNED if infeasible else TrialState.FAIL)
         hold.release()
+
+    def _row(self, trial: FrozenTrial) -> Row:
+        """Return a trial as a row; one that has ended stays as it is, and is read once."""
+        if trial.number not in self._ended:
+            row = to_row(trial)
+            if not trial.state.is_finished():
+                return row
+            self._ended[trial.number] = row
+        return self._ended[trial.number]
 
     def _check_space(self, database: Database) -> None:
         """See that every machine searches the space that the study began with. Raises ConfigError."""

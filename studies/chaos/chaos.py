@@ -54,12 +54,13 @@ def main() -> int:
     parser.add_argument(
         "--every", type=float, default=3.0, metavar="SECONDS", help="time between two kills, on average"
     )
+    parser.add_argument("--kills", type=int, default=100, help="at most so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         options = {"storage": args.storage, "trials": args.trials, "workers": args.workers}
-        found = Chaos(Path(folder), SPACE, **options, every=args.every, seed=args.seed).run()
+        found = Chaos(Path(folder), SPACE, **options, every=args.every, kills=args.kills, seed=args.seed).run()
     text = json.dumps(found, indent=1)
     print(text)
     if args.output:
@@ -158,6 +159,7 @@ class Chaos:
         trials: int,
         workers: int,
         every: float,
+        kills: int,
         seed: int,
         storage: str | None = None,
         patience: float = 1800.0,
@@ -167,7 +169,7 @@ class Chaos:
         self.arguments += ["--storage", storage] if storage else []
         self.every, self.patience, self.count, self.space = every, patience, workers, space
         self.drawing = random.Random(seed)
-        self.kills: Counter[str] = Counter()
+        self.kills, self.most = Counter[str](), kills
         self.endings: Counter[str] = Counter()
         self.workers: dict[int, multiprocessing.process.BaseProcess] = {}
         self.starts = 0
@@ -182,7 +184,7 @@ class Chaos:
             strike = began + self.every
             while self.workers and time.monotonic() < began + self.patience:
                 time.sleep(0.05)
-                if time.monotonic() > strike:
+                if time.monotonic() > strike and self.kills.total() < self.most:
                     self.strike()
                     strike = time.monotonic() + self.drawing.expovariate(1 / self.every)
                 self.look_after()
