@@ -15,8 +15,9 @@ from typing import Any
 
 from archsearch.config import ConfigError
 from archsearch.search import cost, cost_tables, evidence, outlook
+from archsearch.search.changed import told
 from archsearch.search.database import Database, one_line_errors, parse_database
-from archsearch.search.folder import database_of, open_folder, read_evidence
+from archsearch.search.folder import database_of, keep_space, open_folder, read_evidence
 from archsearch.search.process import die_with_parent, in_order
 from archsearch.search.selection import confirm
 from archsearch.search.space import Space
@@ -44,6 +45,7 @@ class Options:
     timeout: float | None = None
     stop_after: float | None = None
     fresh: bool = False
+    accept_changes: bool = False
     join: bool = False
     plugins: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
@@ -72,7 +74,7 @@ def run(space: Space, options: Options) -> Conclusion:
     with (
         in_order(),
         one_line_errors(database),
-        contextlib.closing(Store(folder, space, options.seed, database)) as store,
+        contextlib.closing(_open(folder, space, options, database)) as store,
     ):
         if found := _finished(store, options.trials):
             message = "finished before; --trials N goes on, --fresh begins anew"
@@ -129,7 +131,9 @@ def _conclude(study: Study, view: StudyView, ending: str, workers: int) -> Concl
         )
         if confirmed is None:
             return Conclusion(folder=folder, evidence=None, message=STOPPED)
-    found = evidence.gather(space, rows, confirmed or [], ending=ending, seed=study.store.seed)
+    found = evidence.gather(
+        space, rows, confirmed or [], ending=ending, seed=study.store.seed, changes=study.store.changes
+    )
     study.patiently(partial(evidence.write, space, folder, found, rows))
     study.patiently(partial(study.store.share_evidence, found))
     return Conclusion(folder=folder, evidence=found, message=ending)
@@ -141,10 +145,16 @@ def _announce(study: Study, view: StudyView, options: Options, news: Sequence[st
     where = f" in {study.store.database}" if study.store.database else ""
     view.say(f"{study.store.folder}: {f'going on after {ended} candidates' if ended else 'a new study'}{where}")
     view.say(cost.upper_bound(study.space, options.trials))
-    for line in (*news, outlook.look(study.space, study.predictors()).warning):
+    for line in (*map(told, study.store.changes), *news, outlook.look(study.space, study.predictors()).warning):
         if line:
             view.say(line)
     study.refresh()
+
+
+def _open(folder: Path, space: Space, options: Options, database: Database | None) -> Store:
+    store = Store(folder, space, options.seed, database, accept_changes=options.accept_changes)
+    keep_space(folder, space)
+    return store
 
 
 def _database(space: Space, options: Options) -> Database | None:

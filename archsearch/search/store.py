@@ -8,7 +8,6 @@ same number and with the same parameters.
 from __future__ import annotations
 
 import contextlib
-import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,12 +18,14 @@ import optuna
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from archsearch.config import ConfigError
+from archsearch.config import ConfigError, load_yaml
 from archsearch.search.candidates import Candidate, build_given, given, given_decisions, replay_decisions, sample
-from archsearch.search.choices import Scalar
+from archsearch.search.changed import Names, accept, as_stored, entry
+from archsearch.search.choices import Choices, Scalar
 from archsearch.search.database import Database, ServerGoneError
 from archsearch.search.failures import INFEASIBLE, LOST
-from archsearch.search.folder import changes, read_evidence
+from archsearch.search.folder import SPACE as SPACE_FILE
+from archsearch.search.folder import read_evidence
 from archsearch.search.locks import FileLocks, Lock, Locks
 from archsearch.search.pattern_sampler import Features
 from archsearch.search.retry import Interruption
@@ -40,8 +41,8 @@ LEGAL, TRAINED = "legal", "trained"
 RUN = "run"
 """What a trial has on record while it is run: whether a worker is at it, and the interruptions so far."""
 
-SPACE, EVIDENCE = "space", "evidence"
-"""What a study that machines share has on record besides its trials."""
+SPACE, SEED, CHANGES, EVIDENCE = "space", "seed", "changes", "evidence"
+"""What a study has on record besides its trials; the evidence only where machines share it."""
 
 
 class Hold:
@@ -65,7 +66,9 @@ class Hold:
 class Store:
     """One study's trials, in the folder's SQLite file or in a database that other machines share."""
 
-    def __init__(self, folder: Path, space: Space, seed: int, database: Database | None = None) -> None:
+    def __init__(
+        self, folder: Path, space: Space, seed: int, database: Database | None = None, *, accept_changes: bool = False
+    ) -> None:
         self.folder, self.space, self.seed, self.database = folder, space, seed, database
         self._features = Features(space)
         self._ended: dict[int, Row] = {}
@@ -83,8 +86,9 @@ class Store:
                     directions=[objective.direction for objective in space.objectives],
                     load_if_exists=True,
                 )
-                if database:
-                    self._check_space(database)
+                trials = self._study.get_trials(deepcopy=False)
+                self._accept_space(len(trials), accept_changes)
+                self._names = Names(trials)
                 self._enqueue()
             self._opened = opened.pop_all()
 
@@ -122,7 +126,7 @@ class Store:
 
     def decide(self, hold: Hold) -> tuple[Candidate, Description]:
         """Return the trial's candidate and put it on record; an adopted trial gets its own again."""
-        suggest = _TrialSuggest(hold.trial)
+        suggest = _TrialSuggest(hold.trial, self._names)
         name = hold.trial.user_attrs.get("given")
         if found := next((found for found in given(self.space) if found.name == name), None):
             replay_decisions(self.space, given_decisions(self.space, found), suggest)
@@ -164,6 +168,12 @@ class Store:
         """
         return hold.lock.renew() and self._storage.get_trial(hold.trial._trial_id).state == TrialState.RUNNING
 
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """Return what has changed in the study since it began, and when."""
+        found: list[dict[str, Any]] = self._study.user_attrs.get(CHANGES, [])
+        return found
+
     def read_evidence(self) -> dict[str, Any] | None:
         """Return a finished study's evidence, whichever machine gathered it, or None."""
         return self._study.user_attrs.get(EVIDENCE) if self.database else read_evidence(self.folder)
@@ -200,23 +210,43 @@ class Store:
             self._ended[trial.number] = row
         return self._ended[trial.number]
 
-    def _check_space(self, database: Database) -> None:
-        """See that every machine searches the space that the study began with. Raises ConfigError."""
-        written = json.loads(json.dumps(self.space.written))
-        if (saved := self._study.user_attrs.get(SPACE)) is None:
-            self._study.set_user_attr(SPACE, written)
-        elif changed := changes(saved, written):
-            raise ConfigError(
-                f"{database}: the space has changed since the study {self.space.name} began there "
-                f"({'; '.join(changed)}); another name keeps both"
-            )
+    def _accept_space(self, trials: int, accepted: bool) -> None:
+        """See that the study goes on with the space and the seed that it began with, or put on record what is new.
+
+        Raises ConfigError.
+        """
+        known, now = self._study.user_attrs, as_stored(self.space.written, self.seed)
+        written = known.get(SPACE) or self._written_in_folder() or self.space.written
+        saved = as_stored(written, known.get(SEED, self.seed))
+        otherwise = "another name keeps both"
+        if self.database is None:
+            otherwise = f"--fresh begins anew and moves the old folder aside, {otherwise}"
+        where = str(self.database or self.folder)
+        if changed := accept(where, saved, now, accepted=accepted, otherwise=otherwise):
+            self._study.set_user_attr(CHANGES, [*self.changes, entry(changed, saved, now, trials)])
+        if known.get(SPACE) != now.pop(SEED) or changed or SEED not in known:
+            self._study.set_user_attr(SPACE, now)
+            self._study.set_user_attr(SEED, self.seed)
+
+    def _written_in_folder(self) -> Mapping[str, Any] | None:
+        """Return the space that an older release has kept in the folder alone."""
+        saved = self.folder / SPACE_FILE
+        return load_yaml(saved) if saved.exists() and not self.database else None
 
     def _enqueue(self) -> None:
         known = {trial.user_attrs.get("given") for trial in self._study.get_trials(deepcopy=False)}
         for candidate in given(self.space):
             if candidate.name not in known:
                 decisions = given_decisions(self.space, candidate)
+                decisions = {self._called(decision): value for decision, value in decisions.items()}
                 self._study.enqueue_trial(decisions, user_attrs={"given": candidate.name})
+
+    def _called(self, decision: str) -> str:
+        """Return what the parameter of a decision is called, as `decide` will."""
+        choice = self.space.choices.get(decision.removeprefix(f"{self.space.insert}."))
+        if decision == "placement":
+            return self._names.of(decision, self.space.placements)
+        return self._names.of(decision, choice.values) if isinstance(choice, Choices) else decision
 
     def _sampler(self, number: int, refuses: Callable[[Candidate], bool]) -> optuna.samplers.BaseSampler:
         options, seed = self.space.study, seed_of_trial(self.seed, number)
@@ -330,11 +360,11 @@ def to_row(trial: FrozenTrial) -> Row:
 class _TrialSuggest:
     """Let Optuna's sampler decide."""
 
-    def __init__(self, trial: Trial) -> None:
-        self._trial = trial
+    def __init__(self, trial: Trial, names: Names | None = None) -> None:
+        self._trial, self._names = trial, names or Names(())
 
     def integer(self, name: str, low: int, high: int, step: int = 1) -> int:
         return self._trial.suggest_int(name, low, high, step=step)
 
     def choice(self, name: str, values: Sequence[Scalar]) -> Any:
-        return self._trial.suggest_categorical(name, list(values))
+        return self._trial.suggest_categorical(self._names.of(name, values), list(values))

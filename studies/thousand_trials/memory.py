@@ -23,7 +23,8 @@ SPACE = Path("studies/chaos/space.yaml")
 ANSWER = """
 import json, sys
 metrics = {"s3": {"accuracy": 0.5, "accuracy/16": 0.5, "loss": 0.5}}
-json.dump({"outcome": "completed", "metrics": metrics, "seconds": {"s3": 1.0}}, open(sys.argv[1] + "/metrics.json", "w"))
+report = {"outcome": "completed", "metrics": metrics, "seconds": {"s3": 1.0}}
+json.dump(report, open(sys.argv[1] + "/metrics.json", "w"))
 """
 
 
