@@ -32,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_storage_argument(parser)
     parser.add_argument("--fresh", action="store_true", help="begin anew; the old folder is moved aside")
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="go on though count, placement, choices, study or seed have changed since the study began",
+    )
     parser.add_argument("--dry-run", action="store_true", help="sample, check and inspect candidates, train nothing")
     parser.add_argument("--join", action="store_true", help=argparse.SUPPRESS)
     add_plugin_argument(parser)
@@ -86,6 +91,7 @@ def _options(args: argparse.Namespace, space: Any) -> Any:
         timeout=_seconds(args.timeout, "--timeout"),
         stop_after=_seconds(args.stop_after, "--stop-after"),
         fresh=args.fresh,
+        accept_changes=args.accept_changes,
         storage=args.storage,
         join=args.join,
         launcher=args.launcher,

@@ -17,6 +17,7 @@ from typing import Any
 
 from archsearch.search.database import GONE
 from archsearch.search.process import Report, run_trial
+from archsearch.search.retry import run_to_its_end
 from archsearch.search.rows import Row
 from archsearch.search.selection import Confirmed, finalists, fresh_seeds
 from archsearch.search.study import Study, Throttled, TrialTakenError, trial_config
@@ -87,12 +88,15 @@ def _take(study: Study, run: Run, watch: Watch) -> bool:
     try:
         if run.key not in study.patiently(study.store.confirmations):
             with study.store.work_in(study.store.folder / "trials" / run.name) as folder:
-                report = (study.launch or run_trial)(
+                launch = partial(
+                    study.launch or run_trial,
                     folder,
                     run.config,
                     timeout=study.space.study.timeout_per_trial,
                     watch=Throttled(look),
                 )
+                retries, say = study.space.study.retries, study.view.say
+                report = run_to_its_end(launch, folder, retries=retries, say=say, stopped=study.limits.stopped)
             study.patiently(partial(study.store.record_confirmation, run.key, report))
     except TrialTakenError:
         study.view.say(f"{run.name}: another worker has it by now")

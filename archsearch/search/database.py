@@ -145,13 +145,14 @@ def one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def one_line_errors(database: Database | None) -> Iterator[None]:
-    """Raise what a server that is away makes Optuna raise as ServerGoneError."""
+    """Raise what a server that is away makes Optuna raise as ServerGoneError, what SQLite does as OSError."""
     try:
         yield
+    except ServerGoneError:
+        raise
     except GONE as error:
-        if database is None or isinstance(error, ServerGoneError):
-            raise
-        raise ServerGoneError(f"{database}: {one_line(error)}") from None
+        kind = ServerGoneError if database else OSError
+        raise kind(f"{database or 'study.db'}: {one_line(error)}") from None
 
 
 def _place(url: URL) -> tuple[Any, ...]:

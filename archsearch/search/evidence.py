@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,13 @@ PACKAGES = ("torch", "lightning", "optuna", "triton", "numpy")
 
 
 def gather(
-    space: Space, rows: Sequence[Row], confirmed: Sequence[Confirmed], *, ending: str, seed: int
+    space: Space,
+    rows: Sequence[Row],
+    confirmed: Sequence[Confirmed],
+    *,
+    ending: str,
+    seed: int,
+    changes: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return all figures, seeds, verdicts and circumstances of a study that has ended."""
     best = _winner_row(space, rows, confirmed)
@@ -44,6 +50,7 @@ def gather(
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join(["archsearch", *map(hide_password, sys.argv[1:])]),
         "seed": seed,
+        "changes": list(changes),
         "versions": {"archsearch": __version__, "python": platform.python_version(), **_versions()},
         "device": _device(rows),
         "objectives": [{**dataclasses.asdict(objective), "label": objective.label} for objective in space.objectives],

@@ -1,10 +1,9 @@
-"""A study's folder: begun, gone on with, moved aside, or refused because its space has changed."""
+"""A study's folder: begun, gone on with, or moved aside."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from archsearch.search.database import Database, parse_database
 from archsearch.search.locks import FileLock
 from archsearch.search.space import Space
 
-SQLITE, STORAGE = "study.db", "storage.yaml"
-"""A study's trials, or where else they are: a URL without its password."""
+SQLITE, STORAGE, SPACE = "study.db", "storage.yaml", "space.yaml"
+"""A study's trials, or where else they are (a URL without its password), and the space."""
 
 IDENTITY = "identity"
 """In the latter, which of the studies of its name that have been there it is."""
@@ -32,6 +31,13 @@ def open_folder(output: Path, space: Space, *, fresh: bool, database: Database |
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror or error}") from None
     return folder
+
+
+def keep_space(folder: Path, space: Space) -> None:
+    """Let the folder hold the space as it is now, once the study has accepted it."""
+    saved = folder / SPACE
+    if load_yaml(saved) != space.written:
+        save_yaml(saved, space.written)
 
 
 def database_of(folder: Path, given: str | None) -> Database | None:
@@ -68,26 +74,10 @@ def read_evidence(folder: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return which keys differ, old -> new."""
-    before, after = _flatten(old), _flatten(new)
-    nothing = "nothing"
-    return [
-        f"{key}: {before.get(key, nothing)} -> {after.get(key, nothing)}"
-        for key in [*before, *(key for key in after if key not in before)]
-        if before.get(key, nothing) != after.get(key, nothing)
-    ]
-
-
 def _begin(folder: Path, space: Space, database: Database | None) -> None:
-    saved = folder / "space.yaml"
+    saved = folder / SPACE
     if not saved.exists():
         save_yaml(saved, space.written)
-    elif changed := changes(load_yaml(saved), space.written):
-        raise ConfigError(
-            f"{folder}: the space has changed since this study began ({'; '.join(changed)}); "
-            "--fresh begins anew and moves the old folder aside, another name keeps both"
-        )
     if database and not (folder / STORAGE).exists():
         save_yaml(folder / STORAGE, {"storage": str(database)})
     if database is None and (folder / "evidence.json").exists() and not (folder / SQLITE).exists():
@@ -101,13 +91,3 @@ def _move_aside(folder: Path) -> None:
         moved = moved.with_name(f"{moved.name}-{number}")
         number += 1
     folder.rename(moved)
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(_flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

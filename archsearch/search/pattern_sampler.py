@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from archsearch.pattern import parse
 from archsearch.search.candidates import Candidate, sample
+from archsearch.search.changed import plain_name, plain_names
 from archsearch.search.choices import Choices, Range, Scalar
 from archsearch.search.expected_end import expected_end
 from archsearch.search.placement import Slots
@@ -85,8 +86,8 @@ class PatternSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """Hand out a decision."""
-        if param_name in self._decided:
-            return self._decided[param_name]
+        if (decision := plain_name(param_name)) in self._decided:
+            return self._decided[decision]
         return self._otherwise.sample_independent(study, trial, param_name, param_distribution)
 
     def _propose(self, study: Study) -> Decisions:
@@ -130,7 +131,7 @@ class PatternSampler(BaseSampler):
         done.sort(key=lambda trial: -merits[trial.number])
         for trial in done[:BEST]:
             for _ in range(NEIGHBOURS):
-                add(neighbour(trial.params, self._space, self._random))
+                add(neighbour(plain_names(trial.params), self._space, self._random))
         return list(found.values())
 
     def _scores(

@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from archsearch.config import ConfigError, load_yaml, save_yaml
+from archsearch.search.failures import KILLED, OUT_OF_MEMORY, TIMEOUT, cause_of_end, count_memory_kills
 
 COMMAND = (sys.executable, "-m", "archsearch.search.trial")
 POLL_SECONDS = 0.2
@@ -46,11 +47,12 @@ def run_trial(
 ) -> Report:
     """Run, or take up again, the trial in `folder` and return its last report, `outcome` always among it.
 
-    `outcome` is completed, refused or failed (with the reason: its exception, a signal, or `timeout` seconds over).
+    `outcome` is completed, refused or failed (with `cause`, as in failures.py, and the reason: its exception, a signal,
+    or `timeout` seconds over).
     `watch` sees the report while the trial runs. An exception here, Ctrl-C included, kills the trial.
     """
     prepare(folder, config)
-    started = time.monotonic()
+    started, kills = time.monotonic(), count_memory_kills()
     with (folder / "log.txt").open("ab") as log:
         # The child ends when its standard input does, so it dies with us however we die; its own session keeps Ctrl-C
         # from it and lets one signal end its data workers too.
@@ -68,10 +70,15 @@ def run_trial(
             _kill(process)
     report = read_report(folder)
     if timed_out:
-        return {**report, "outcome": "failed", "reason": f"timed out after {timeout:g} s (study.timeout_per_trial)"}
+        reason = f"timed out after {timeout:g} s (study.timeout_per_trial) in {report.get('phase', 'starting')}"
+        return {**report, "outcome": "failed", "cause": TIMEOUT, "reason": reason}
+    memory_ran_out = count_memory_kills() > kills
     if report.get("outcome") and process.returncode == 0:
+        if memory_ran_out and report.get("cause") == KILLED:  # a data worker of it
+            report["cause"] = OUT_OF_MEMORY
         return report
-    return {**report, "outcome": "failed", "reason": death(process.returncode, folder)}
+    cause, reason = cause_of_end(process.returncode, folder / "log.txt", memory_ran_out=memory_ran_out)
+    return {**report, "outcome": "failed", "cause": cause, "reason": reason}
 
 
 def read_report(folder: Path) -> Report:
@@ -106,6 +113,26 @@ def die_with_parent(*, alone: bool = False) -> None:
 def of_its_own(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a trial: it is no rank of what has started the search."""
     return {name: value for name, value in environment.items() if name not in OTHERS}
+
+
+@contextlib.contextmanager
+def in_order() -> Iterator[None]:
+    """Let SIGTERM, which cluster managers send, end what is done as Ctrl-C does; a second one ends it at once."""
+    import threading
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def prepare(folder: Path, config: Mapping[str, Any]) -> None:
@@ -149,13 +176,3 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     if process.stdin:
         process.stdin.close()
-
-
-def death(code: int, folder: Path) -> str:
-    """Return why a process that keeps its log in `folder` has ended with this code."""
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = ": out of memory, or killed from outside" if name == "SIGKILL" else ""
-        return f"ended by {name}{hint}; see {folder / 'log.txt'}"
-    lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"exit status {code}: {lines[-1] if lines else 'nothing in its log'}"

@@ -14,9 +14,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from archsearch.search.process import death, read_report
+from archsearch.search.failures import CRASH, cause_of_end
+from archsearch.search.process import read_report
 
 POLL_SECONDS = 0.2
+
+Failure = tuple[str, str]
+"""Cause (failures.py) and reason."""
 
 
 def folder_of_rank(folder: Path, rank: int) -> Path:
@@ -34,7 +38,7 @@ class Ranks:
     def __bool__(self) -> bool:
         return bool(self._processes)
 
-    def start(self, folder: Path, devices: int, give_up: Callable[[str], None]) -> None:
+    def start(self, folder: Path, devices: int, give_up: Callable[[Failure], None]) -> None:
         """Start them; when one fails, a thread calls `give_up` with its reason, since rank 0 would wait for ever."""
         self._folder = folder
         with socket.socket() as free:
@@ -56,22 +60,25 @@ class Ranks:
         if self._processes:
             threading.Thread(target=self._watch, args=(give_up,), daemon=True, name="ranks").start()
 
-    def failure(self, patience: float = 0.0) -> str | None:
+    def failure(self, patience: float = 0.0) -> Failure | None:
         """Return why a rank has failed; one that made rank 0 fail has `patience` seconds to end."""
         until = time.monotonic() + patience
         while self._processes:
             for rank, process in self._processes.items():
                 own = folder_of_rank(self._folder, rank)
                 if process.poll() and (report := read_report(own)).get("outcome") != "completed":
-                    return f"{report.get('reason') or death(process.returncode, own)} (rank {rank})"
+                    cause, reason = report.get("cause"), report.get("reason")
+                    if not reason:
+                        cause, reason = cause_of_end(process.returncode, own / "log.txt", memory_ran_out=False)
+                    return cause or CRASH, f"{reason} (rank {rank})"
             if time.monotonic() >= until:
                 break
             time.sleep(POLL_SECONDS)
         return None
 
-    def _watch(self, give_up: Callable[[str], None]) -> None:
-        while not (reason := self.failure()):
+    def _watch(self, give_up: Callable[[Failure], None]) -> None:
+        while not (failure := self.failure()):
             if all(process.poll() == 0 for process in self._processes.values()):
                 return
             time.sleep(POLL_SECONDS)
-        give_up(reason)
+        give_up(failure)

@@ -21,6 +21,7 @@ from typing import Any
 from archsearch.config import ConfigError
 from archsearch.files import write_atomic
 from archsearch.search import process
+from archsearch.search.failures import CRASH, OUT_OF_MEMORY, cause_of
 from archsearch.search.process import Report, read_report, run_trial
 
 RETRIES = 3
@@ -80,10 +81,11 @@ class RayLauncher:
         try:
             report, log = ray.get(task)
         except ray.exceptions.RayTaskError as error:
-            return {**read_report(folder), "outcome": "failed", "reason": _one_line(error.cause)}
+            found = {"cause": cause_of(error.cause), "reason": _one_line(error.cause)}
+            return {**read_report(folder), "outcome": "failed", **found}
         except ray.exceptions.RayError as error:
             reason = f"lost by Ray after {RETRIES + 1} attempts: {_one_line(error)}"
-            return {**read_report(folder), "outcome": "failed", "reason": reason}
+            return {**read_report(folder), "outcome": "failed", "cause": _cause(ray, error), "reason": reason}
         finally:
             self._mailbox.forget.remote(token)
         if log is not None:
@@ -144,7 +146,8 @@ def run_task(
 
     attempt, before = ray.get(mailbox.begin.remote(token))
     if attempt > RETRIES + 1:  # Ray's memory monitor would kill and start it again without end
-        return {**before, "outcome": "failed", "reason": f"lost by Ray after {attempt - 1} attempts"}, None
+        reason = f"lost by Ray after {attempt - 1} attempts"
+        return {**before, "outcome": "failed", "cause": OUT_OF_MEMORY, "reason": reason}, None
     return run_here(
         Path(folder),
         token,
@@ -203,6 +206,11 @@ def _is_drivers(folder: Path, token: str) -> bool:
         return (folder / DRIVER).read_text(encoding="utf-8") == token
     except OSError:
         return False
+
+
+def _cause(ray: Any, error: BaseException) -> str:
+    """Return why Ray has lost a trial; it has tried often enough, so that this is not LOST, which is run again."""
+    return OUT_OF_MEMORY if isinstance(error, ray.exceptions.OutOfMemoryError) else CRASH
 
 
 def _one_line(error: BaseException) -> str:

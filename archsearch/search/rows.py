@@ -38,7 +38,8 @@ class Description:
 class Result:
     """How a trial ended: metrics and seconds per task, what the budget said, and the figures that objectives want.
 
-    `trained_tokens` are those of a pruned trial, which are fewer than all.
+    `trained_tokens` are those of a pruned trial, which are fewer than all. `cause` is why it failed (failures.py),
+    `interruptions` are the ends after which it was run again, `memory` is the peak in bytes.
     """
 
     outcome: str
@@ -50,6 +51,9 @@ class Result:
     duplicate_of: int | None = None
     figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trained_tokens: int | None = None
+    cause: str | None = None
+    interruptions: Sequence[Mapping[str, str]] = ()
+    memory: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def violation(self) -> float:

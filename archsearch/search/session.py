@@ -16,11 +16,12 @@ from typing import Any
 
 from archsearch.config import ConfigError
 from archsearch.search import cost, cost_tables, evidence, gpus, outlook
+from archsearch.search.changed import told
 from archsearch.search.confirmation import Watch, confirm
 from archsearch.search.database import Database, one_line_errors, parse_database
-from archsearch.search.folder import database_of, open_folder, read_evidence
+from archsearch.search.folder import database_of, keep_space, open_folder, read_evidence
 from archsearch.search.helpers import helped
-from archsearch.search.process import Launcher, die_with_parent
+from archsearch.search.process import Launcher, die_with_parent, in_order
 from archsearch.search.selection import Confirmed
 from archsearch.search.space import Space
 from archsearch.search.store import Store
@@ -30,6 +31,8 @@ from archsearch.search.view import StudyView
 Workers = list[subprocess.Popen[bytes]]
 
 WAIT_SECONDS = 1.0
+GRACE_SECONDS = 10.0
+"""A further worker has so long to leave its trial in order."""
 
 STOPPED = "stopped as asked; everything is kept, the same command goes on"
 
@@ -46,6 +49,7 @@ class Options:
     timeout: float | None = None
     stop_after: float | None = None
     fresh: bool = False
+    accept_changes: bool = False
     join: bool = False
     plugins: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
@@ -77,7 +81,11 @@ def run(space: Space, options: Options) -> Conclusion:
     began = time.monotonic()
     database = _database(space, options)
     folder = open_folder(options.output, space, fresh=options.fresh, database=database)
-    with one_line_errors(database), contextlib.closing(Store(folder, space, options.seed, database)) as store:
+    with (
+        in_order(),
+        one_line_errors(database),
+        contextlib.closing(_open(folder, space, options, database)) as store,
+    ):
         if found := _finished(store, options.trials):
             message = "finished before; --trials N goes on, --fresh begins anew"
             return Conclusion(folder=folder, evidence=found, message=message)
@@ -114,8 +122,8 @@ def _search(study: Study, view: StudyView, options: Options, workers: Workers) -
         if found := study.patiently(partial(_finished, store, options.trials)):
             return Conclusion(folder=store.folder, evidence=found, message=ending)
         rows = study.patiently(store.rows)
-        found = evidence.gather(study.space, rows, confirmed, ending=ending, seed=store.seed)
-        evidence.write(study.space, store.folder, found, rows)
+        found = evidence.gather(study.space, rows, confirmed, ending=ending, seed=store.seed, changes=store.changes)
+        study.patiently(partial(evidence.write, study.space, store.folder, found, rows))
         study.patiently(partial(store.share_evidence, found))
         return Conclusion(folder=store.folder, evidence=found, message=ending)
     finally:
@@ -158,10 +166,16 @@ def _announce(study: Study, view: StudyView, options: Options, news: Sequence[st
     where = f" in {study.store.database}" if study.store.database else ""
     view.say(f"{study.store.folder}: {f'going on after {ended} candidates' if ended else 'a new study'}{where}")
     view.say(cost.upper_bound(study.space, options.trials))
-    for line in (*news, outlook.look(study.space, study.predictors()).warning):
+    for line in (*map(told, study.store.changes), *news, outlook.look(study.space, study.predictors()).warning):
         if line:
             view.say(line)
     study.refresh()
+
+
+def _open(folder: Path, space: Space, options: Options, database: Database | None) -> Store:
+    store = Store(folder, space, options.seed, database, accept_changes=options.accept_changes)
+    keep_space(folder, space)
+    return store
 
 
 def _database(space: Space, options: Options) -> Database | None:
@@ -242,6 +256,10 @@ def _workers(
         yield workers
     finally:
         for worker in workers:
+            worker.terminate()  # in order: its trial has not failed
+        for worker in workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(GRACE_SECONDS)
             if worker.stdin:
                 worker.stdin.close()  # it ends when this does
             worker.wait()

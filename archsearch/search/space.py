@@ -49,7 +49,8 @@ class StudyOptions:
     the best 1 of `reduction`; `median` and `pareto` (for several objectives too) keep the better half, and everything
     until `startup` others are there to compare with. The base is never pruned.
 
-    Each trial trains on `devices` GPUs of one machine, which share the rows of a batch.
+    Each trial trains on `devices` GPUs of one machine, which share the rows of a batch. `retries` is how often a trial
+    is run again that has been ended by what was not its fault.
     """
 
     sampler: str = "tpe"
@@ -60,6 +61,7 @@ class StudyOptions:
     reduction: int = 3
     confirm: Confirm = field(default_factory=Confirm)
     timeout_per_trial: float = quantity("seconds", default=3600.0)
+    retries: int = 2
     seed: int = 0
     devices: int = 1
     strategy: str = "ddp"
@@ -188,6 +190,7 @@ def _study(values: object, objectives: int, where: Where) -> StudyOptions:
         ("startup", study.startup, 0),
         ("rungs", study.rungs, 1),
         ("reduction", study.reduction, 2),
+        ("retries", study.retries, 0),
         ("confirm.top", study.confirm.top, 0),
         ("confirm.seeds", study.confirm.seeds, 0),
         ("seed", study.seed, 0),

@@ -74,7 +74,8 @@ def read_status(folder: Path, storage: str | None = None) -> Status:
     name = load_space(saved).name if saved.exists() else folder.name
     with one_line_errors(database):
         recorded = read_study(folder, name, database)
-    space = parse_space(recorded.space, Where(str(database))) if recorded.space else load_space(saved)
+    shared = recorded.space if database else None
+    space = parse_space(shared, Where(str(database))) if shared else load_space(saved)
     running = [row.number for row in recorded.rows if row.outcome == "running"]
     with one_line_errors(database), contextlib.closing(make_locks(folder, name, database)) as locks:
         alive = [number for number in running if locks.is_held(number)]

@@ -8,7 +8,6 @@ same number and with the same parameters.
 from __future__ import annotations
 
 import contextlib
-import json
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,15 +19,19 @@ import optuna
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from archsearch.config import ConfigError
+from archsearch.config import ConfigError, load_yaml
 from archsearch.search.candidates import Candidate, build_given, given, given_decisions, replay_decisions, sample
-from archsearch.search.choices import Scalar
+from archsearch.search.changed import Names, accept, as_stored, entry
+from archsearch.search.choices import Choices, Scalar
 from archsearch.search.database import Database, ServerGoneError
-from archsearch.search.folder import belong, changes, read_evidence
+from archsearch.search.failures import INFEASIBLE, LOST
+from archsearch.search.folder import SPACE as SPACE_FILE
+from archsearch.search.folder import belong, read_evidence
 from archsearch.search.locks import FileLocks, Lock, Locks
 from archsearch.search.pattern_sampler import Features
 from archsearch.search.process import Report
 from archsearch.search.pruners import Pruning
+from archsearch.search.retry import Interruption
 from archsearch.search.rows import Description, Result, Row, describe
 from archsearch.search.rungs import RUNGS, Rung, recorded
 from archsearch.search.samplers import SAMPLERS, Setting, seed_of_trial
@@ -38,10 +41,14 @@ from archsearch.search.work_folder import alone_in
 PATIENCE = 5
 """After this many repeats in a row the next trial is drawn at random instead."""
 
-LEGAL = "legal"
+LEGAL, TRAINED = "legal", "trained"
 
-SPACE, EVIDENCE, IDENTITY = "space", "evidence", "identity"
-"""What a study that machines share has on record besides its trials."""
+RUN = "run"
+"""What a trial has on record while it is run: whether a worker is at it, and the interruptions so far."""
+
+SPACE, SEED, CHANGES = "space", "seed", "changes"
+EVIDENCE, IDENTITY = "evidence", "identity"
+"""What a study has on record besides its trials; the last two only where machines share it."""
 
 CONFIRMATION = "confirmation:"
 """Before the key of each confirmation run that has ended."""
@@ -50,8 +57,8 @@ CONFIRMATION = "confirmation:"
 class Hold:
     """A trial that this process runs, and its lock."""
 
-    def __init__(self, trial: Trial, lock: Lock, folder: Path) -> None:
-        self.trial, self.lock, self.folder = trial, lock, folder
+    def __init__(self, trial: Trial, lock: Lock, folder: Path, interruptions: Sequence[Interruption] = ()) -> None:
+        self.trial, self.lock, self.folder, self.interruptions = trial, lock, folder, interruptions
 
     @property
     def number(self) -> int:
@@ -68,9 +75,12 @@ class Hold:
 class Store:
     """One study's trials, in the folder's SQLite file or in a database that other machines share."""
 
-    def __init__(self, folder: Path, space: Space, seed: int, database: Database | None = None) -> None:
+    def __init__(
+        self, folder: Path, space: Space, seed: int, database: Database | None = None, *, accept_changes: bool = False
+    ) -> None:
         self.folder, self.space, self.seed, self.database = folder, space, seed, database
         self._features, self._pruning = Features(space), Pruning(space)
+        self._ended: dict[int, Row] = {}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.locks = make_locks(folder, space.name, database)
         self.lock = self.locks.study()
@@ -85,15 +95,17 @@ class Store:
                     directions=[objective.direction for objective in space.objectives],
                     load_if_exists=True,
                 )
+                trials = self._study.get_trials(deepcopy=False)
+                self._accept_space(len(trials), accept_changes)
+                self._names = Names(trials)
                 if database:
-                    self._check_space(database)
                     belong(folder, database, self._identity())
                 self._enqueue()
             self._opened = opened.pop_all()
 
     def rows(self) -> list[Row]:
         """Return every trial."""
-        return [to_row(trial) for trial in self._study.get_trials(deepcopy=False)]
+        return [self._row(trial) for trial in self._study.get_trials(deepcopy=False)]
 
     def folder_of(self, number: int) -> Path:
         """Return where a trial keeps its files."""
@@ -107,9 +119,11 @@ class Store:
         """Take over a trial that a killed worker left running. Call with `lock` held."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if lock := self._try(trial.number):
-                if self._storage.get_trial(trial._trial_id).state == TrialState.RUNNING:
+                found = self._storage.get_trial(trial._trial_id)
+                if found.state == TrialState.RUNNING:
                     self._study.sampler = self._sampler(trial.number, lambda _: False)
-                    return Hold(Trial(self._study, trial._trial_id), lock, self.folder_of(trial.number))
+                    known = interruptions_of(found)
+                    return Hold(Trial(self._study, trial._trial_id), lock, self.folder_of(trial.number), known)
                 lock.release()
         return None
 
@@ -127,7 +141,7 @@ class Store:
 
     def decide(self, hold: Hold) -> tuple[Candidate, Description]:
         """Return the trial's candidate and put it on record; an adopted trial gets its own again."""
-        suggest = _TrialSuggest(hold.trial)
+        suggest = _TrialSuggest(hold.trial, self._names)
         name = hold.trial.user_attrs.get("given")
         if found := next((found for found in given(self.space) if found.name == name), None):
             replay_decisions(self.space, given_decisions(self.space, found), suggest)
@@ -153,6 +167,11 @@ class Store:
         on_record = [asdict(found) for found in (*own, replace(rung, pruned=reason))]
         hold.trial.set_user_attr(RUNGS, on_record)
         return reason
+
+    def note_run(self, hold: Hold, interruptions: Sequence[Interruption], *, is_running: bool = True) -> None:
+        """Put on record that a worker is at the trial, or that it has left it in order, and what came in between."""
+        hold.interruptions = interruptions
+        hold.trial.set_user_attr(RUN, {"is_running": is_running, "interruptions": list(interruptions)})
 
     def tell(self, hold: Hold, result: Result) -> None:
         """Put a result on record: constraints first, so that nothing infeasible can ever count as feasible."""
@@ -183,6 +202,12 @@ class Store:
         """
         return hold.lock.renew() and self._storage.get_trial(hold.trial._trial_id).state == TrialState.RUNNING
 
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """Return what has changed in the study since it began, and when."""
+        found: list[dict[str, Any]] = self._study.user_attrs.get(CHANGES, [])
+        return found
+
     def read_evidence(self) -> dict[str, Any] | None:
         """Return a finished study's evidence, whichever machine gathered it, or None."""
         return self._study.user_attrs.get(EVIDENCE) if self.database else read_evidence(self.folder)
@@ -211,13 +236,14 @@ class Store:
         self._opened.close()
 
     def _finish(self, hold: Hold, result: Result) -> None:
-        """Tell Optuna; what was refused counts as pruned, since TPE learns from the constraints of pruned trials."""
+        """Tell Optuna; what is infeasible counts as pruned, since TPE learns from the constraints of pruned trials."""
         if result.outcome == "completed":
             row = Row(number=hold.number, given=None, description=None, result=result)
             self._study.tell(hold.trial, [float(value) for value in row.values(self.space) if value is not None])
         else:
-            refused = result.outcome in ("illegal", "refused", "pruned")
-            self._study.tell(hold.trial, state=TrialState.PRUNED if refused else TrialState.FAIL)
+            infeasible = any(value > 0 for value in constraints_of(result).values())
+            learned = infeasible or result.outcome == "pruned"
+            self._study.tell(hold.trial, state=TrialState.PRUNED if learned else TrialState.FAIL)
         hold.release()
 
     def _report(self, hold: Hold, rung: Rung) -> bool:
@@ -228,16 +254,37 @@ class Store:
         hold.trial.report(value, rung.tokens)
         return True
 
-    def _check_space(self, database: Database) -> None:
-        """See that every machine searches the space that the study began with. Raises ConfigError."""
-        written = json.loads(json.dumps(self.space.written))
-        if (saved := self._study.user_attrs.get(SPACE)) is None:
-            self._study.set_user_attr(SPACE, written)
-        elif changed := changes(saved, written):
-            raise ConfigError(
-                f"{database}: the space has changed since the study {self.space.name} began there "
-                f"({'; '.join(changed)}); another name keeps both"
-            )
+    def _row(self, trial: FrozenTrial) -> Row:
+        """Return a trial as a row; one that has ended stays as it is, and is read once."""
+        if trial.number not in self._ended:
+            row = to_row(trial)
+            if not trial.state.is_finished():
+                return row
+            self._ended[trial.number] = row
+        return self._ended[trial.number]
+
+    def _accept_space(self, trials: int, accepted: bool) -> None:
+        """See that the study goes on with the space and the seed that it began with, or put on record what is new.
+
+        Raises ConfigError.
+        """
+        known, now = self._study.user_attrs, as_stored(self.space.written, self.seed)
+        written = known.get(SPACE) or self._written_in_folder() or self.space.written
+        saved = as_stored(written, known.get(SEED, self.seed))
+        otherwise = "another name keeps both"
+        if self.database is None:
+            otherwise = f"--fresh begins anew and moves the old folder aside, {otherwise}"
+        where = str(self.database or self.folder)
+        if changed := accept(where, saved, now, accepted=accepted, otherwise=otherwise):
+            self._study.set_user_attr(CHANGES, [*self.changes, entry(changed, saved, now, trials)])
+        if known.get(SPACE) != now.pop(SEED) or changed or SEED not in known:
+            self._study.set_user_attr(SPACE, now)
+            self._study.set_user_attr(SEED, self.seed)
+
+    def _written_in_folder(self) -> Mapping[str, Any] | None:
+        """Return the space that an older release has kept in the folder alone."""
+        saved = self.folder / SPACE_FILE
+        return load_yaml(saved) if saved.exists() and not self.database else None
 
     def _identity(self) -> str:
         """Return what tells this study from an earlier one of its name."""
@@ -250,7 +297,13 @@ class Store:
         for candidate in given(self.space):
             if candidate.name not in known:
                 decisions = given_decisions(self.space, candidate)
+                decisions = {self._called(decision): value for decision, value in decisions.items()}
                 self._study.enqueue_trial(decisions, user_attrs={"given": candidate.name})
+
+    def _called(self, decision: str) -> str:
+        """Return what the parameter of a decision is called, as `decide` will."""
+        domain = self.space.decisions.get(decision)
+        return self._names.of(decision, domain.values) if isinstance(domain, Choices) else decision
 
     def _sampler(self, number: int, refuses: Callable[[Candidate], bool]) -> optuna.samplers.BaseSampler:
         options, seed = self.space.study, seed_of_trial(self.seed, number)
@@ -336,7 +389,16 @@ def trailing_repeats(rows: Sequence[Row]) -> int:
 def constraints_of(result: Result) -> dict[str, float]:
     """Return what Optuna needs to know: at most 0 is feasible."""
     legal = 1.0 if result.outcome == "illegal" else 0.0
-    return {LEGAL: legal, **{check["name"]: float(check["violation"]) for check in result.checks}}
+    # not where there are values: GPSampler wants the same constraints of all such trials, those on record too
+    trained = {TRAINED: 1.0} if result.outcome == "failed" and result.cause in INFEASIBLE else {}
+    return {LEGAL: legal, **{check["name"]: float(check["violation"]) for check in result.checks}, **trained}
+
+
+def interruptions_of(trial: FrozenTrial) -> list[Interruption]:
+    """Return the interruptions of a trial that its worker has left, this one too where it did not leave in order."""
+    found = trial.user_attrs.get(RUN, {"is_running": False, "interruptions": []})
+    lost = {"cause": LOST, "reason": "its worker was killed, or the worker's machine is gone"}
+    return [*found["interruptions"], *([lost] if found["is_running"] else [])]
 
 
 def to_row(trial: FrozenTrial) -> Row:
@@ -356,11 +418,11 @@ def to_row(trial: FrozenTrial) -> Row:
 class _TrialSuggest:
     """Let Optuna's sampler decide."""
 
-    def __init__(self, trial: Trial) -> None:
-        self._trial = trial
+    def __init__(self, trial: Trial, names: Names | None = None) -> None:
+        self._trial, self._names = trial, names or Names(())
 
     def integer(self, name: str, low: int, high: int, step: int = 1) -> int:
         return self._trial.suggest_int(name, low, high, step=step)
 
     def choice(self, name: str, values: Sequence[Scalar]) -> Any:
-        return self._trial.suggest_categorical(name, list(values))
+        return self._trial.suggest_categorical(self._names.of(name, values), list(values))

@@ -14,9 +14,11 @@ from archsearch.search.candidates import Candidate
 from archsearch.search.climb import PrunedError, reached, trained_tokens
 from archsearch.search.database import GONE, one_line
 from archsearch.search.enumeration import enumerate_candidates
+from archsearch.search.failures import CRASH, DEVICE, HeldUpError, is_disk_full, unless_disk_full
 from archsearch.search.judge import Table, predict
 from archsearch.search.measures import exact_figures
 from archsearch.search.process import Launcher, Report, read_report, run_trial
+from archsearch.search.retry import RETRY_SECONDS, WAIT_SECONDS, Interruption, is_spent, run_to_its_end
 from archsearch.search.rows import Result, Row, failed_checks, objective_value, plain
 from archsearch.search.rungs import orders
 from archsearch.search.space import Space
@@ -25,9 +27,6 @@ from archsearch.throughput.predict import Predictor
 
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 """A candidate is trained in the precision that it is timed in; Lightning's names."""
-
-WAIT_SECONDS, RETRY_SECONDS = 600.0, 2.0
-"""For so long a server may be away, and so often it is tried."""
 
 MAX_REPEATS = 200
 ENUMERABLE = 4000
@@ -83,14 +82,12 @@ class Study:
             taken = self.patiently(self._take)
             if isinstance(taken, str):
                 return taken
-            hold, checks = taken
             try:
-                result = self._run_trial(hold, checks)
-                self.patiently(partial(self._tell, hold, result))
-            except TrialTakenError:
-                self.view.say(f"trial {hold.number}: another worker has it by now; what this one found is dropped")
-            finally:
-                hold.lock.release()
+                self._run_and_tell(*taken)
+            except HeldUpError:
+                if self.limits.stopped():
+                    return None
+                raise
             self.patiently(self.refresh)
         return None
 
@@ -107,21 +104,51 @@ class Study:
         return [row.number for row in self.store.rows() if row.outcome == "running"]
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """Call, and again while the server that machines share is away: a restart must not cost a trial."""
+        """Call, and again while the server is away that machines share, or the disk is full: neither may cost a trial.
+
+        Raises HeldUpError where the disk stays full.
+        """
         until = None
         while True:
             try:
                 return call()
-            except GONE as error:
-                if self.store.database is None:
-                    raise
+            except (*GONE, OSError) as error:
                 self.store.forget_connection()
+                if (waiting := self._waits_for(error)) is None:
+                    raise
                 if until is None:
                     until = time.monotonic() + WAIT_SECONDS
-                    self.view.say(f"waiting for the server: {one_line(error)}")
+                    self.view.say(f"waiting {waiting}: {one_line(error)}")
                 if time.monotonic() > until or self.limits.stopped():
-                    raise
+                    if self.store.database and isinstance(error, GONE):
+                        raise
+                    raise HeldUpError(
+                        f"gave up waiting {waiting}: {one_line(error)}; the same command goes on"
+                    ) from None
                 time.sleep(RETRY_SECONDS)
+
+    def _waits_for(self, error: Exception) -> str | None:
+        """Return what an error asks one to wait for, None where waiting does not help."""
+        if self.store.database and isinstance(error, GONE):
+            return "for the server"
+        if is_disk_full(error):
+            return f"for room on the disk of {self.store.folder}"
+        return "for study.db" if "database is locked" in one_line(error) else None
+
+    def _run_and_tell(self, hold: Hold, checks: Sequence[Check]) -> None:
+        try:
+            result = self._run_trial(hold, checks)
+            self.patiently(partial(self._tell, hold, result))
+        except TrialTakenError:
+            self.view.say(f"trial {hold.number}: another worker has it by now; what this one found is dropped")
+            return
+        except BaseException:
+            self._leave(hold)
+            raise
+        finally:
+            hold.lock.release()
+        if result.cause == DEVICE:
+            raise HeldUpError(f"trial {hold.number}: {result.reason}; this worker trusts its GPU no longer and stops")
 
     def _take(self) -> tuple[Hold, list[Check]] | str:
         """Return a trial that must be run and its exact checks, or why there is none."""
@@ -137,7 +164,7 @@ class Study:
 
     def _watch(self, hold: Hold, report: Report) -> None:
         """Show a running trial, and end it where another worker has it; while the server is away, nobody can."""
-        with contextlib.suppress(*GONE):
+        with contextlib.suppress(*GONE), unless_disk_full():
             if not self.store.is_ours(hold):
                 raise TrialTakenError
             self.view.update(self.store.rows(), {hold.number: report})
@@ -171,6 +198,9 @@ class Study:
 
     def _settle(self, hold: Hold, candidate: Candidate) -> list[Check] | None:
         """End the trial where that takes no training (a repeat, illegal, over an exact limit), or return its checks."""
+        if is_spent(hold.interruptions, self.space.study.retries):
+            self.store.tell(hold, _spent(hold.interruptions))
+            return None
         original = next((row for row in self.store.rows() if _is_same(row, candidate, hold.number)), None)
         if original:
             self.store.tell_duplicate(hold, original)
@@ -202,21 +232,39 @@ class Study:
 
         def watch(report: Report) -> None:
             show(report)
-            with contextlib.suppress(*GONE):
+            with contextlib.suppress(*GONE), unless_disk_full():
                 climb.look(report)
 
+        self.patiently(partial(self.store.note_run, hold, hold.interruptions))
         with self.store.work_in(hold.folder) as folder:
+            launch = partial(
+                self.launch or run_trial, folder, config, timeout=self.space.study.timeout_per_trial, watch=watch
+            )
             try:
                 if reason := next((rung.pruned for rung in row.rungs if rung.pruned), None):
                     raise PrunedError(reason)  # a killed worker has seen its end
-                timeout = self.space.study.timeout_per_trial
-                report = (self.launch or run_trial)(folder, config, timeout=timeout, watch=watch)
+                report = run_to_its_end(
+                    launch,
+                    folder,
+                    retries=self.space.study.retries,
+                    interruptions=hold.interruptions,
+                    note=lambda found: self.patiently(partial(self.store.note_run, hold, found)),
+                    say=self.view.say,
+                    stopped=self.limits.stopped,
+                )
                 self.patiently(partial(climb.look, report, ended=True))
             except PrunedError as pruned:
-                report = {**read_report(folder), "outcome": "pruned", "reason": str(pruned)}
+                known = {"outcome": "pruned", "reason": str(pruned), "interruptions": hold.interruptions}
+                report = {**read_report(folder), **known}
                 for checkpoint in folder.glob("*/*last.ckpt*"):
                     checkpoint.unlink()  # a study would fill the disk with them
         return result_of(self.space, report, checks, description.architecture or {})
+
+    def _leave(self, hold: Hold) -> None:
+        """Put on record, where that can be done, that the trial was left in order: that is no interruption."""
+        with contextlib.suppress(*GONE, OSError):
+            if hold.lock.renew():
+                self.store.note_run(hold, hold.interruptions, is_running=False)
 
     def _ending(self, rows: Sequence[Row]) -> str | None:
         distinct = [row for row in rows if row.outcome not in ("duplicate", "waiting")]
@@ -306,7 +354,7 @@ def trial_config(
 
 def result_of(space: Space, report: Report, checks: Sequence[Check], architecture: Mapping[str, Any]) -> Result:
     """Return a trial's result from its last report, and what formulas add of its architecture."""
-    outcome, reason = report["outcome"], report.get("reason")
+    outcome, reason, cause = report["outcome"], report.get("reason"), report.get("cause")
     metrics, figures = report.get("metrics", {}), dict(report.get("figures", {}))
     if outcome == "completed":
         figures |= exact_figures(space.objectives, architecture, space.budget.precision)
@@ -314,7 +362,8 @@ def result_of(space: Space, report: Report, checks: Sequence[Check], architectur
             if objective_value(metrics, objective, figures) is None:
                 name = "the measurement" if objective.measure else objective.task
                 known = ", ".join(figures if objective.measure else metrics.get(objective.task, {}))
-                outcome, reason = "failed", f"{name} reports no {objective.key}, only {known}"
+                outcome, cause = "failed", CRASH
+                reason = f"{name} reports no {objective.key}, only {known}"
     return Result(
         outcome=outcome,
         reason=reason,
@@ -324,7 +373,16 @@ def result_of(space: Space, report: Report, checks: Sequence[Check], architectur
         seconds=report.get("seconds", {}),
         figures=figures,
         trained_tokens=trained_tokens(space, report) if outcome == "pruned" else None,
+        cause=cause,
+        interruptions=report.get("interruptions", ()),
+        memory=report.get("memory", {}),
     )
+
+
+def _spent(interruptions: Sequence[Interruption]) -> Result:
+    """Return the result of a trial that has been interrupted too often."""
+    last = interruptions[-1]
+    return Result(outcome="failed", cause=last["cause"], reason=last["reason"], interruptions=interruptions)
 
 
 def _is_same(row: Row, candidate: Candidate, number: int) -> bool:

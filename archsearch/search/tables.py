@@ -57,7 +57,9 @@ def outcome(row: Row, report: Report | None = None) -> str:
     """Return how a trial ended, or what it is doing."""
     if row.outcome == "running":
         return doing(report or {})
-    return f"{row.outcome}: {row.result.reason}" if row.result.reason else row.outcome
+    runs = len(row.result.interruptions) + 1
+    text = f"{row.outcome} in run {runs}" if runs > 1 else row.outcome
+    return f"{text}: {row.result.reason}" if row.result.reason else text
 
 
 def doing(report: Report) -> str:

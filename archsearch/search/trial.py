@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,10 @@ from typing import Any
 
 from archsearch.config import Where, load_yaml
 from archsearch.files import write_atomic
+from archsearch.search.failures import DISK_FULL_STATUS, cause_of, is_disk_full, unless_disk_full
+from archsearch.search.memory import peaks
 from archsearch.search.process import Report, die_with_parent, read_report
-from archsearch.search.ranks import Ranks, folder_of_rank
+from archsearch.search.ranks import Failure, Ranks, folder_of_rank
 
 REPORT_SECONDS = 0.5
 PATIENCE = 3.0
@@ -40,41 +42,59 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "metrics.json"
         begun: Report = {"metrics": {}, "seconds": {}, "rungs": [], **read_report(folder)}
-        self.report: Report = {**begun, "outcome": None, "reason": None}
+        self.report: Report = {**begun, "outcome": None, "reason": None, "cause": None}
         self._written = 0.0
         self._lock = threading.Lock()
 
     def write(self, **news: Any) -> None:
         """Put news on record."""
         with self._lock:
-            self.report.update(news)
+            self.report.update(news, memory=peaks(self.report.get("memory", {})))
             write_atomic(self._path, json.dumps(self.report, indent=1))
             self._written = time.monotonic()
 
     def progress(self, news: Mapping[str, Any]) -> None:
         """Put a training's news (step, total_steps, loss) on record, not more often than a reader looks."""
         if time.monotonic() - self._written > REPORT_SECONDS:
-            self.write(progress=dict(news))
+            with unless_disk_full():
+                self.write(progress=dict(news))
 
 
 def main(folder: Path, rank: int = 0) -> int:
     """Run the trial, or a rank of it; 0 once the trial's outcome (completed, refused, failed) is on record."""
     die_with_parent(alone=rank > 0)
-    journal, ranks = Journal(folder_of_rank(folder, rank)), Ranks()
+    journal, ranks, status = Journal(folder_of_rank(folder, rank)), Ranks(), 0
+    try:
+        keep_record(
+            journal,
+            lambda journal: run(load_yaml(folder / "config.yaml"), folder, journal, rank, ranks),
+            elsewhere=lambda: ranks.failure(PATIENCE),
+        )
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        status = DISK_FULL_STATUS
+    if (status or journal.report["outcome"] == "failed") and (ranks or rank):
+        _leave(status or int(rank > 0))
+    return status
+
+
+def keep_record(
+    journal: Journal, work: Callable[[Journal], None], elsewhere: Callable[[], Failure | None] = lambda: None
+) -> None:
+    """Do the work and put its outcome on record; a failure `elsewhere` may be the reason of one here."""
     journal.write(phase="starting")
     try:
-        run(load_yaml(folder / "config.yaml"), folder, journal, rank, ranks)
+        work(journal)
         journal.write(phase="done", outcome="completed")
     except RefusalError as refusal:
         journal.write(phase="done", outcome="refused", reason=str(refusal))
     except Exception as error:
-        traceback.print_exc()
+        with unless_disk_full():
+            traceback.print_exc()
         message = str(error).strip().split("\n")[0]
-        reason = ranks.failure(PATIENCE) or f"{type(error).__name__}: {message}"
-        journal.write(phase="done", outcome="failed", reason=reason)
-        if ranks or rank:
-            _leave(1 if rank else 0)
-    return 0
+        cause, reason = elsewhere() or (cause_of(error), f"{type(error).__name__}: {message}")
+        journal.write(outcome="failed", reason=reason, cause=cause)
 
 
 def run(config: Mapping[str, Any], folder: Path, journal: Journal, rank: int, ranks: Ranks) -> None:
@@ -99,8 +119,9 @@ def run(config: Mapping[str, Any], folder: Path, journal: Journal, rank: int, ra
             (folder / name / "last.ckpt").unlink(missing_ok=True)
 
 
-def _give_up(journal: Journal, reason: str) -> None:
-    journal.write(phase="done", outcome="failed", reason=reason)
+def _give_up(journal: Journal, failure: Failure) -> None:
+    cause, reason = failure
+    journal.write(outcome="failed", reason=reason, cause=cause)
     _leave(0)
 
 
@@ -182,7 +203,7 @@ def _reach(journal: Journal, name: str, step: int, metrics: dict[str, float]) ->
 def _check_finite(name: str, metrics: Mapping[str, float]) -> None:
     for key, value in metrics.items():
         if not math.isfinite(value):
-            raise ArithmeticError(f"{name}: {key} is {value} after training")
+            raise FloatingPointError(f"{name}: {key} is {value} after training")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from archsearch.search.failures import unless_disk_full
 from archsearch.search.front import front
 from archsearch.search.process import Report, read_report
 from archsearch.search.rows import Row
@@ -41,7 +42,8 @@ class StudyView:
 
     def say(self, text: str) -> None:
         """Print a line above the table."""
-        self._console.print(text, markup=False)
+        with unless_disk_full():  # what is printed may go to a file
+            self._console.print(text, markup=False)
 
     def update(self, rows: Sequence[Row], running: Mapping[int, Report]) -> None:
         """Show the trials; those of other workers too, as far as their folders tell."""

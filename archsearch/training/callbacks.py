@@ -65,7 +65,11 @@ class SaveLast(Checkpoint):
             return
         path = Path(trainer.strategy.broadcast(self.path(trainer)))
         beside = path.with_name(f".{LAST}.writing")
-        trainer.save_checkpoint(beside)
+        try:
+            trainer.save_checkpoint(beside)
+        except Exception:
+            beside.unlink(missing_ok=True)  # half a file on a full disk keeps it full
+            raise
         if trainer.is_global_zero:
             os.replace(beside, path)
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step

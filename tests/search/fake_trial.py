@@ -1,5 +1,6 @@
 """A trial's process without the training: python fake_trial.py MODE FOLDER."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -28,6 +29,12 @@ if mode.startswith("wait:"):
         time.sleep(0.02)
 if mode == "orphan":
     os.kill(os.getppid(), signal.SIGKILL)
+if mode in ("kill", "terminate"):
+    os.kill(os.getpid(), signal.SIGKILL if mode == "kill" else signal.SIGTERM)
+if mode == "full":
+    raise OSError(errno.ENOSPC, "No space left on device")
+if mode == "oom":
+    raise MemoryError
 if mode == "hang":
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     journal.write(child=child.pid)

@@ -315,7 +315,7 @@ def test_a_study_stays_where_it_began(parse, tmp_path, database_url, postgres):
     ):
         run(space, Options(output=tmp_path, fresh=True, storage=database_url, **common))
     with pytest.raises(
-        ConfigError, match=r"space has changed since the study tiny began there \(space\.count\.high: 3 -> 2"
+        ConfigError, match=r"/db_.*: the space has changed since this study began \(space\.count\.high: 3 -> 2\)"
     ):
         run(parse({"space.count.high": 2}), Options(output=tmp_path / "b", storage=database_url, **common))
     run(parse({"space.count.high": 3}), Options(output=sqlite, **common))

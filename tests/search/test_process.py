@@ -54,7 +54,7 @@ def test_a_death_is_a_failure_with_its_reason(tmp_path, fake_trial, mode, reason
 def test_a_trial_that_hangs_ends_with_its_children(tmp_path, fake_trial):
     fake_trial("hang")
     report = run(tmp_path, timeout=3.0)
-    assert report["reason"] == "timed out after 3 s (study.timeout_per_trial)"
+    assert report["reason"] == "timed out after 3 s (study.timeout_per_trial) in train s3"
     assert eventually(lambda: not is_running(report["pid"]) and not is_running(report["child"]))
 
 

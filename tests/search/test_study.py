@@ -183,6 +183,58 @@ def test_a_changed_space_is_refused_with_what_has_changed(search):
     assert "--fresh" in str(error.value)
 
 
+def test_what_is_still_to_be_tried_may_change_and_stays_on_record(search, tmp_path):
+    search(trials=5)
+    changed = {"space.count.high": 2, "space.placement": ["spread", "last"], "study.sampler": "pattern"}
+    with pytest.raises(ConfigError, match=r"space\.placement: .*; --accept-changes goes on"):
+        search(changed, trials=7)
+    evidence = search(changed, trials=7, accept_changes=True).evidence
+    (found,) = evidence["changes"]
+    assert found["from_trial"] == len([x for x in evidence["trials"] if x["number"] < found["from_trial"]])
+    assert (found["old"]["space"]["count"]["high"], found["new"]["space"]["count"]["high"]) == (3, 2)
+    assert "space.count.high: 3 -> 2" in found["changed"]
+    late = [x for x in evidence["trials"] if x["number"] >= found["from_trial"]]
+    assert late
+    assert all(x["count"] <= 2 and x["placement"] in ("none", "all", "spread", "last") for x in late)
+    trials = optuna.load_study(study_name="tiny", storage=f"sqlite:///{tmp_path}/tiny/study.db").trials
+    names = {name for trial in trials for name in trial.params if name.startswith("placement")}
+    assert names == {"placement", "placement@2"}
+    assert load_yaml(tmp_path / "tiny" / "space.yaml")["space"]["count"]["high"] == 2
+    assert search(changed, trials=7).message.startswith("finished before")  # no flag: it is the study's space now
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("tasks.s3.tokens", 1280, "tasks"),
+        ("objectives.0.direction", "minimize", "objectives"),
+        ("architecture.hidden_size", 32, "architecture"),
+        ("budget.parameters", {"at_most": 2.0, "of": "base"}, "budget"),
+    ],
+)
+def test_what_results_were_found_with_may_not_change(search, key, value, named):
+    search(stop_after=0.0)
+    with pytest.raises(ConfigError, match=f"what is on record was found with the {named} of then; --fresh"):
+        search({key: value}, accept_changes=True)
+
+
+def test_another_seed_is_refused_or_accepted_and_on_record(search):
+    search(stop_after=0.0)
+    with pytest.raises(ConfigError, match=r"the seed has changed since this study began \(seed: 0 -> 1\); --accept-ch"):
+        search(seed=1)
+    evidence = search(seed=1, trials=4, accept_changes=True).evidence
+    assert (evidence["seed"], evidence["changes"][0]["changed"]) == (1, ["seed: 0 -> 1"])
+
+
+def test_a_study_of_an_older_release_has_its_space_in_the_folder_alone(search, tmp_path, monkeypatch):
+    monkeypatch.setattr(Store, "_accept_space", lambda *_: None)
+    search(stop_after=0.0)
+    monkeypatch.undo()
+    assert "space" not in optuna.load_study(study_name="tiny", storage=f"sqlite:///{tmp_path}/tiny/study.db").user_attrs
+    with pytest.raises(ConfigError, match=r"space\.count\.high: 3 -> 2"):
+        search({"space.count.high": 2})
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(search, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file/tiny: cannot be written: Not a directory"):
