@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -267,9 +268,13 @@ def _shape(space: Space, suggest: Suggest) -> tuple[MixerOptions, str | None]:
 def _matched(space: Space, options: MixerOptions, name: str, match: Match) -> tuple[MixerOptions, str | None]:
     hidden_size = space.base.hidden_size
     target = space.base.mixers[space.replace].options.num_parameters(hidden_size)
+    value, illegal = _solved(options, name, match, hidden_size, target)
+    return dataclasses.replace(options, **{name: value}), illegal
 
+
+@functools.lru_cache(maxsize=4096)  # a sampler looks at hundreds of candidates of few shapes for each that it proposes
+def _solved(options: MixerOptions, name: str, match: Match, hidden_size: int, target: int) -> tuple[int, str | None]:
     def parameters(value: int) -> int:
         return dataclasses.replace(options, **{name: value}).num_parameters(hidden_size)
 
-    value, illegal = solve(match, parameters, target)
-    return dataclasses.replace(options, **{name: value}), illegal
+    return solve(match, parameters, target)
