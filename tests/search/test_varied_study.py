@@ -14,10 +14,9 @@ FORBIDDEN = [{"N.count": [2, 3]}]
 
 
 @pytest.mark.usefixtures("instant_trial")
-@pytest.mark.parametrize("sampler", ["tpe", "pattern"])
-def test_a_study_tries_every_part_of_the_space_and_goes_on_where_it_stopped(sampler, tmp_path):
+def test_a_study_tries_every_part_of_the_space_and_goes_on_where_it_stopped(tmp_path):
     space = varied(forbid=FORBIDDEN)
-    study = replace(space.study, sampler=sampler, startup=4, confirm=replace(space.study.confirm, top=0))
+    study = replace(space.study, sampler="pattern", startup=4, confirm=replace(space.study.confirm, top=0))
     space = replace(space, study=study, budget=replace(space.budget, parameters=()))
     options = Options(file="space.yaml", output=tmp_path, trials=7, seed=0)
     run(space, options)
@@ -32,7 +31,7 @@ def test_a_study_tries_every_part_of_the_space_and_goes_on_where_it_stopped(samp
     assert any("S" in x for x in patterns)
     assert {x["shape"][:3] for x in trials if x["count"] and x["architecture"]} == {"M: ", "N: "}
     illegal = [x for x in trials if x["outcome"] == "illegal"]
-    assert sampler == "tpe" or [x["given"] for x in illegal] == ["before_attention N"]
+    assert [x["given"] for x in illegal] == ["before_attention N"]
     saved = load_space(tmp_path / "tiny" / "space.yaml")
     assert saved.decisions == space.decisions
     assert saved.forbidden == space.forbidden
