@@ -12,11 +12,10 @@ from archsearch.pattern import compact
 from archsearch.search import cost_tables
 from archsearch.search.budget import SPEEDS, check_exact
 from archsearch.search.candidates import Candidate, RandomSuggest, build_given, given, sample
-from archsearch.search.enumeration import count_models, count_ways, enumerate_candidates
+from archsearch.search.enumeration import ENUMERABLE, count_models, count_ways, enumerate_candidates
 from archsearch.search.outlook import judge
 from archsearch.search.rows import describe, failed_checks
 from archsearch.search.space import Space
-from archsearch.search.study import ENUMERABLE
 from archsearch.throughput.predict import Predictor
 
 SAMPLES = 1000

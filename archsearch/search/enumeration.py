@@ -15,6 +15,9 @@ from archsearch.search.filling import Suggest
 from archsearch.search.replacement import Replacement
 from archsearch.search.space import Space
 
+ENUMERABLE = 4000
+"""A space with more ways to decide takes too long to be walked through."""
+
 SHAPES = 10_000
 """Of a letter with more shapes than this, they are not looked at one by one."""
 
@@ -28,9 +31,14 @@ def enumerate_candidates(space: Space, limit: int) -> list[Candidate] | None:
     if count_ways(space) > limit:
         return None
     found: dict[str, Candidate] = {}
-    for candidate in _every(lambda suggest: sample(space, suggest)):
+    for _, candidate in decided_candidates(space):
         found.setdefault(candidate.key, candidate)
     return list(found.values())
+
+
+def decided_candidates(space: Space) -> Iterator[tuple[dict[str, Scalar], Candidate]]:
+    """Yield every sequence of decisions with the candidate that it leads to; one candidate may come more than once."""
+    return _every(lambda suggest: sample(space, suggest))
 
 
 def shapes(space: Space, replacement: Replacement, backbone: str) -> list[MixerOptions]:
@@ -119,17 +127,18 @@ def _number_of_shapes(replacement: Replacement) -> int:
 
 
 def _legal_shapes(space: Space, replacement: Replacement, backbone: str) -> Iterator[MixerOptions]:
-    for options, illegal in _every(lambda suggest: decide_shape(space, replacement, backbone, suggest)):
+    for _, (options, illegal) in _every(lambda suggest: decide_shape(space, replacement, backbone, suggest)):
         if illegal is None and refusal(space, options) is None:
             yield options
 
 
-def _every(decide: Callable[[Suggest], Decided]) -> Iterator[Decided]:
-    """Yield what `decide` makes of every sequence of decisions."""
+def _every(decide: Callable[[Suggest], Decided]) -> Iterator[tuple[dict[str, Scalar], Decided]]:
+    """Yield every sequence of decisions and what `decide` makes of it."""
     path: list[int] = []
     while True:
         replay = _Replay(path)
-        yield decide(replay)
+        decided = decide(replay)
+        yield replay.taken, decided
         while path and path[-1] + 1 == replay.ways[len(path) - 1]:
             path.pop()
         if not path:
@@ -143,12 +152,16 @@ class _Replay:
     def __init__(self, path: list[int]) -> None:
         self.path = path
         self.ways: list[int] = []
+        self.taken: dict[str, Scalar] = {}
 
-    def integer(self, name: str, low: int, high: int, step: int = 1) -> int:  # noqa: ARG002
-        return low + step * self._decide((high - low) // step + 1)
+    def integer(self, name: str, low: int, high: int, step: int = 1) -> int:
+        value = low + step * self._decide((high - low) // step + 1)
+        self.taken[name] = value
+        return value
 
-    def choice(self, name: str, values: Sequence[Scalar]) -> Any:  # noqa: ARG002
-        return values[self._decide(len(values))]
+    def choice(self, name: str, values: Sequence[Scalar]) -> Any:
+        self.taken[name] = values[self._decide(len(values))]
+        return self.taken[name]
 
     def _decide(self, ways: int) -> int:
         self.ways.append(ways)

@@ -17,17 +17,16 @@ from typing import Any
 
 import numpy as np
 from optuna import Study
-from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from archsearch.pattern import parse
 from archsearch.search.candidates import Candidate, sample
-from archsearch.search.changed import plain_name, plain_names
+from archsearch.search.changed import plain_names
 from archsearch.search.choices import Choices, Range, Scalar
 from archsearch.search.expected_end import expected_end
 from archsearch.search.placement import Slots
+from archsearch.search.proposer import Decisions, Proposer
 from archsearch.search.replacement import Replacement
 from archsearch.search.rungs import recorded
 from archsearch.search.scalarise import scalarised
@@ -40,10 +39,8 @@ NEIGHBOURS = 30  # of each
 LEAST = 3  # observations that a belief can be made of
 REACH = 1.0  # slots: how far a layer's place is felt to either side
 
-Decisions = dict[str, Scalar]
 
-
-class PatternSampler(BaseSampler):
+class PatternSampler(Proposer):
     """Propose the new and allowed candidate with the largest expected improvement.
 
     `refuses` says whether a candidate would be refused without training. The first `startup` trials fill the space
@@ -61,36 +58,12 @@ class PatternSampler(BaseSampler):
         refuses: Callable[[Candidate], bool],
         features: Features,
     ) -> None:
+        super().__init__(seed)
         self._space, self._startup, self._refuses, self._seed = space, startup, refuses, seed
         self._random = random.Random(seed)
         self._features = features
-        self._decided: Decisions = {}
-        self._otherwise = RandomSampler(seed=seed)
 
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Decide on the candidate of a trial that has none yet."""
-        fixed = "fixed_params" in trial.system_attrs or trial.params
-        self._decided = {} if fixed else self._propose(study)
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return nothing: the decisions are handed out one by one."""
-        return {}
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Hand out a decision."""
-        if (decision := plain_name(param_name)) in self._decided:
-            return self._decided[decision]
-        return self._otherwise.sample_independent(study, trial, param_name, param_distribution)
-
-    def _propose(self, study: Study) -> Decisions:
+    def propose(self, study: Study) -> Decisions:
         """Return the decisions that lead to the next candidate; none where nothing new can be found."""
         trials = [trial for trial in study.get_trials(deepcopy=False) if "candidate" in trial.user_attrs]
         seen = {trial.user_attrs["candidate"]["key"] for trial in trials}

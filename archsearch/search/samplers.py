@@ -1,4 +1,4 @@
-"""The samplers that a space may name: Optuna's, set for decisions that are mostly categorical, and one of our own."""
+"""The samplers that a space may name: Optuna's, set for decisions that are mostly categorical, and two of our own."""
 
 from __future__ import annotations
 
@@ -59,12 +59,19 @@ def _pattern(setting: Setting) -> BaseSampler:
     )
 
 
+def _brute_force(setting: Setting) -> BaseSampler:
+    from archsearch.search.brute_force import BruteForce
+
+    return BruteForce(setting.space, seed=setting.seed)
+
+
 SAMPLERS: dict[str, Callable[[Setting], BaseSampler]] = {
     "pattern": _pattern,
     "tpe": _tpe,
     "gp": _gp,
     "nsga2": _nsga2,
     "random": _random,
+    "brute_force": _brute_force,
 }
 
 

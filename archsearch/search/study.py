@@ -13,7 +13,7 @@ from archsearch.search.budget import Check, check_exact, to_plain
 from archsearch.search.candidates import Candidate
 from archsearch.search.climb import PrunedError, reached, trained_tokens
 from archsearch.search.database import GONE, one_line
-from archsearch.search.enumeration import enumerate_candidates
+from archsearch.search.enumeration import ENUMERABLE, enumerate_candidates
 from archsearch.search.failures import CRASH, DEVICE, HeldUpError, is_disk_full, unless_disk_full
 from archsearch.search.judge import Table, predict
 from archsearch.search.measures import exact_figures
@@ -29,7 +29,6 @@ PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 """A candidate is trained in the precision that it is timed in; Lightning's names."""
 
 MAX_REPEATS = 200
-ENUMERABLE = 4000
 
 
 T = TypeVar("T")
