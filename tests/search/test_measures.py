@@ -182,7 +182,7 @@ def test_a_study_ranks_by_what_was_measured_and_by_formulas(parse, monkeypatch, 
         return {**answer(config, "ok"), "figures": figures}
 
     monkeypatch.setattr("archsearch.search.study.run_trial", run_trial)
-    monkeypatch.setattr("archsearch.search.selection.run_trial", run_trial)
+    monkeypatch.setattr("archsearch.search.confirmation.run_trial", run_trial)
     space = parse({"objectives": [ACCURACY, TRAIN, {"measure": "parameters"}], "study.confirm": {"top": 2, "seeds": 2}})
     evidence = run(space, Options(file="space.yaml", output=tmp_path, trials=6, seed=0)).evidence
     done = [trial for trial in evidence["trials"] if trial["outcome"] == "completed"]

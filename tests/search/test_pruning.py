@@ -72,7 +72,7 @@ def climb(monkeypatch):
 
     climb = Climb()
     monkeypatch.setattr("archsearch.search.study.run_trial", climb)
-    monkeypatch.setattr("archsearch.search.selection.run_trial", climb)
+    monkeypatch.setattr("archsearch.search.confirmation.run_trial", climb)
     return climb
 
 
@@ -226,8 +226,8 @@ def test_a_trial_is_complete_when_it_ends_before_the_pruner_has_looked(search, c
             assert [rung["pruned"] for rung in x["rungs"]] == [None, None]
 
 
-def without_time(trial):
-    return {key: value for key, value in trial.items() if key != "seconds"}
+def without_measures(trial):
+    return {key: value for key, value in trial.items() if key not in ("seconds", "memory")}
 
 
 def test_a_killed_study_ends_as_if_nothing_had_happened(search, climb):
@@ -248,7 +248,7 @@ def test_a_killed_study_ends_as_if_nothing_had_happened(search, climb):
         except KilledError:
             options = {}
     assert len(killed) >= 4
-    assert [without_time(x) for x in ended["trials"]] == [without_time(x) for x in whole["trials"]]
+    assert [without_measures(x) for x in ended["trials"]] == [without_measures(x) for x in whole["trials"]]
     assert len(climb.seen) == len(set(climb.seen))  # no rung is evaluated twice
     assert all(folder.isdigit() for folder, _, _ in climb.seen)  # none when the best are trained again
 

@@ -69,22 +69,22 @@ def run_two(parse, tmp_path, monkeypatch):
 def test_a_rank_that_dies_ends_the_trial_with_its_reason(run_two, tmp_path):
     report = run_two("os.kill(os.getpid(), 9)")
     log = tmp_path / "trial" / "rank-1" / "log.txt"
-    reason = f"ended by SIGKILL: out of memory, or killed from outside; see {log} (rank 1)"
-    assert (report["outcome"], report["reason"]) == ("failed", reason)
+    assert report["outcome"] == "failed"
+    assert (report["cause"], report["reason"]) == ("killed", f"ended by SIGKILL from outside; see {log} (rank 1)")
 
 
 def test_what_a_rank_reports_before_it_ends_is_the_reason(tmp_path, monkeypatch):
-    said = {"outcome": "failed", "reason": "MemoryError: no room"}
+    said = {"outcome": "failed", "cause": "out_of_memory", "reason": "MemoryError: no room"}
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\necho '{json.dumps(said)}' > {tmp_path}/rank-1/metrics.json\nexit 1\n")
     script.chmod(0o755)
     monkeypatch.setattr("archsearch.search.ranks.sys.executable", str(script))
     for name in ("LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")
-    ranks, reasons = Ranks(), queue.SimpleQueue()
-    ranks.start(tmp_path, 2, reasons.put)
+    ranks, failures = Ranks(), queue.SimpleQueue()
+    ranks.start(tmp_path, 2, failures.put)
     ranks._processes[1].stdin.close()
-    assert reasons.get(timeout=20) == ranks.failure() == "MemoryError: no room (rank 1)"
+    assert failures.get(timeout=20) == ranks.failure() == ("out_of_memory", "MemoryError: no room (rank 1)")
 
 
 @needs_gloo

@@ -4,6 +4,7 @@ import pytest
 
 from archsearch.config import save_yaml
 from archsearch.search.process import read_report, run_trial
+from archsearch.search.ranks import Ranks
 from archsearch.search.session import Options, run
 from archsearch.search.study import trial_config
 from archsearch.search.trial import Journal
@@ -28,14 +29,14 @@ def train_here(folder, config, *, watch, **_):
     """Run a trial in this process."""
     save_yaml(folder / "config.yaml", config)
     journal = Watched(folder, watch)
-    train(config, folder, journal)
+    train(config, folder, journal, 0, Ranks())
     journal.write(phase="done", outcome="completed")
     return read_report(folder)
 
 
 def test_a_study_ends_real_trials_at_their_rungs(parse, tmp_path, monkeypatch):
     monkeypatch.setattr("archsearch.search.study.run_trial", train_here)
-    monkeypatch.setattr("archsearch.search.selection.run_trial", train_here)
+    monkeypatch.setattr("archsearch.search.confirmation.run_trial", train_here)
     small = {"architecture.pattern": "R2A", "space.count.high": 2, "space.placement": ["free"], "space.mixers": {}}
     study = {"study.pruner": "asha", "study.confirm.top": 0, "tasks.s3.tokens": 64 * 9}
     space = parse({"objectives": ONE, "budget": {}, **small, **study})
