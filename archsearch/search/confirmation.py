@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from archsearch.search.database import GONE
+from archsearch.search.failures import DEVICE, HeldUpError, distrust
 from archsearch.search.process import Report, run_trial
 from archsearch.search.retry import run_to_its_end
 from archsearch.search.rows import Row
@@ -51,7 +52,7 @@ class Run:
 def confirm(study: Study, watch: Watch) -> list[Confirmed] | None:
     """Train what no other worker of the study trains, until each finalist has a result for each seed.
 
-    Returns None where the study's limits came in between.
+    Returns None where the study's limits came in between. Raises HeldUpError where this worker cannot go on.
     """
     rows = study.patiently(study.store.rows)
     chosen = finalists(study.space, rows)
@@ -63,8 +64,13 @@ def confirm(study: Study, watch: Watch) -> list[Confirmed] | None:
             return [_confirmed(row, {run.seed: reports[run.key] for run in runs if run.row is row}) for row in chosen]
         if study.limits.stopped():
             return None
-        if not any(_take(study, run, watch) for run in missing):
-            time.sleep(WAIT_SECONDS)
+        try:
+            if not any(_take(study, run, watch) for run in missing):
+                time.sleep(WAIT_SECONDS)
+        except HeldUpError:
+            if study.limits.stopped():
+                return None
+            raise
 
 
 def _run(study: Study, row: Row, seed: int) -> Run:
@@ -97,6 +103,8 @@ def _take(study: Study, run: Run, watch: Watch) -> bool:
                 )
                 retries, say = study.space.study.retries, study.view.say
                 report = run_to_its_end(launch, folder, retries=retries, say=say, stopped=study.limits.stopped)
+            if report.get("cause") == DEVICE:  # not on record: a sound GPU can still train it
+                raise distrust(run.name, report.get("reason"))
             study.patiently(partial(study.store.record_confirmation, run.key, report))
     except TrialTakenError:
         study.view.say(f"{run.name}: another worker has it by now")

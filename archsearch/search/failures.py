@@ -52,6 +52,11 @@ class HeldUpError(OSError):
     """This worker cannot go on where it is; its trial is kept for the next one."""
 
 
+def distrust(run: str, reason: str | None) -> HeldUpError:
+    """Return why a worker stops whose GPU has failed a run as often as it may be tried."""
+    return HeldUpError(f"{run}: {reason}; this worker trusts its GPU no longer and stops")
+
+
 def cause_of(error: BaseException) -> str:
     """Return the cause that an exception, or one that it came from, tells of."""
     seen: BaseException | None = error

@@ -16,8 +16,6 @@ from archsearch.search.rungs import Rung
 from archsearch.search.space import Space
 from archsearch.search.tasks import Objective
 
-OUTCOMES = ("completed", "pruned", "refused", "illegal", "failed", "duplicate", "running", "waiting")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
@@ -36,7 +34,9 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a trial ended: metrics and seconds per task, what the budget said, and the figures that objectives want.
+    """How a trial ended (completed, pruned, refused, illegal, failed, duplicate), or that it is running or waiting.
+
+    Metrics and seconds are per task; besides, what the budget said, and the figures that objectives want.
 
     `trained_tokens` are those of a pruned trial, which are fewer than all. `cause` is why it failed (failures.py),
     `interruptions` are the ends after which it was run again, `memory` is the peak in bytes.

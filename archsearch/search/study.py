@@ -14,7 +14,7 @@ from archsearch.search.candidates import Candidate
 from archsearch.search.climb import PrunedError, reached, trained_tokens
 from archsearch.search.database import GONE, one_line
 from archsearch.search.enumeration import ENUMERABLE, enumerate_candidates
-from archsearch.search.failures import CRASH, DEVICE, HeldUpError, is_disk_full, unless_disk_full
+from archsearch.search.failures import CRASH, DEVICE, HeldUpError, distrust, is_disk_full, unless_disk_full
 from archsearch.search.judge import Table, predict
 from archsearch.search.measures import exact_figures
 from archsearch.search.process import Launcher, Report, read_report, run_trial
@@ -147,7 +147,7 @@ class Study:
         finally:
             hold.lock.release()
         if result.cause == DEVICE:
-            raise HeldUpError(f"trial {hold.number}: {result.reason}; this worker trusts its GPU no longer and stops")
+            raise distrust(f"trial {hold.number}", result.reason)
 
     def _take(self) -> tuple[Hold, list[Check]] | str:
         """Return a trial that must be run and its exact checks, or why there is none."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from archsearch.search import confirmation
 from archsearch.search.confirmation import confirm
 from archsearch.search.database import parse_database
+from archsearch.search.failures import HeldUpError
 from archsearch.search.store import Store
 from archsearch.search.study import Limits, Study
 from tests.search.conftest import answer
@@ -130,3 +132,28 @@ def test_a_stop_comes_between_runs_and_keeps_what_has_ended(workers):
     study.launch = trains(done, lambda: setattr(study, "limits", Limits(trials=3, stop_at=0.0)))
     assert confirm(study, lambda *_: None) is None
     assert len(done) == len(study.store.confirmations()) == 1
+
+
+@SQLITE
+def test_a_broken_gpu_spoils_no_run(workers, monkeypatch):
+    monkeypatch.setattr("archsearch.search.retry.RETRY_SECONDS", 0)
+    broken, sound = workers
+    broken.launch = lambda *_, **__: {"outcome": "failed", "cause": "device", "reason": "uncorrectable ECC error"}
+    with pytest.raises(HeldUpError, match="seed1000: uncorrectable ECC error; this worker trusts its GPU no longer"):
+        confirm(broken, lambda *_: None)
+    sound.launch = trains(done := [])
+    assert all(len(found.metrics) == 2 for found in confirm(sound, lambda *_: None))
+    assert sorted(done) == RUNS
+
+
+@SQLITE
+def test_a_stop_before_another_try_is_no_error(workers):
+    study = workers[0]
+    study.limits = Limits(trials=3, stop_at=time.monotonic() + 0.2)
+
+    def is_killed(*_, **__):
+        time.sleep(0.3)
+        return {"outcome": "failed", "cause": "killed", "reason": "ended by SIGTERM from outside"}
+
+    study.launch = is_killed
+    assert confirm(study, lambda *_: None) is None
