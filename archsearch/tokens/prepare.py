@@ -31,6 +31,7 @@ from archsearch.tokens.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
 
 FORMAT = 1
 SHARD_BYTES = 16 * 2**20
+WRITTEN = (".bin", ".idx", ".json", ".hashes.npy", ".tokenizer.json", ".shards")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def prepare(
     if Path(prefix).is_dir() or prefix.endswith("/"):
         raise ConfigError(f"--output: must be what the names of files begin with, not a folder; got {prefix}")
     tokenizer = build_tokenizer(options.tokenizer, options.eod)
-    sources = list_sources(files, options.glob)
+    sources = list_sources(files, options.glob, prefix)
     key = _key(sources, tokenizer, options)
     if not options.force and (done := _finished(prefix, key)):
         return done
@@ -87,14 +88,19 @@ def build_tokenizer(path: str | None, eod: str | None) -> Tokenizer:
     return ByteTokenizer()
 
 
-def list_sources(files: list[str], glob: str) -> list[Source]:
-    """Return the non-empty files among `files` and in folders among them, in order. Raises ConfigError."""
+def list_sources(files: list[str], glob: str, prefix: str) -> list[Source]:
+    """Return the non-empty files among `files` and in folders among them, in order. Raises ConfigError.
+
+    What a run with this `prefix` writes is none of them: it may lie in the same folder when the command is repeated.
+    """
     sources: list[Source] = []
+    own = {Path(f"{prefix}{ending}").resolve() for ending in WRITTEN}
     for name in files:
         path = Path(name)
         if path.is_dir():
-            found = sorted(walk(path, glob))
-            sources += [Source(file, file.relative_to(path).as_posix()) for file in found]
+            root = path.resolve()
+            found = [file.relative_to(path) for file in sorted(walk(path, glob))]
+            sources += [Source(path / x, x.as_posix()) for x in found if own.isdisjoint((root / x, root / x.parent))]
         elif path.is_file():
             sources += [Source(path, path.name)] if path.stat().st_size else []
         else:
@@ -138,9 +144,10 @@ def _own_folder(folder: Path, key: str, force: bool) -> Iterator[None]:
         except BlockingIOError:
             raise ConfigError(f"{folder}: another process is preparing this") from None
         if (other := _read(folder / "plan")) not in (None, key):
-            if not force:
+            shards = list(folder.glob("*.npz"))
+            if shards and not force:
                 raise ConfigError(f"{folder}: holds shards of other text, tokenizer or options; --force drops them")
-            for shard in folder.glob("*.npz"):
+            for shard in shards:
                 shard.unlink()
         if other != key:
             write_atomic(folder / "plan", key)

@@ -89,7 +89,7 @@ class Lines:
     def _text(self, line: bytes, place: int) -> bytes:
         try:
             values: Any = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._where(place).error(f"is not valid JSON: {error}") from None
         if not isinstance(values, dict) or self.text_key not in values:
             got = f"the keys {', '.join(values)}" if isinstance(values, dict) else type(values).__name__

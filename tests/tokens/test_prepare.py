@@ -143,6 +143,27 @@ def test_shards_of_other_text_are_not_mixed_in():
     assert prepare(["texts.jsonl"], "out", Options(force=True)).documents == 10
 
 
+def test_shards_without_a_finished_one_stop_nobody_from_mending_the_text():
+    Path("texts.jsonl").write_text('{"txt": "a"}\n')
+    with pytest.raises(ConfigError, match="must be an object with the key 'text'"):
+        prepare(["texts.jsonl"], "out", Options())
+    Path("texts.jsonl").write_text('{"text": "ab"}\n')
+    assert prepare(["texts.jsonl"], "out", Options()).tokens == 3
+
+
+def test_what_is_written_into_the_folder_that_is_read_is_no_text(tokenizer_file):
+    Path("corpus").mkdir()
+    Path("corpus/a.txt").write_text("the cat")
+    options = Options(tokenizer=tokenizer_file)
+    made = prepare(["corpus"], "corpus/out", options)
+    assert prepare(["corpus"], "corpus/out", options) == made
+    kept = Path("corpus/out.shards")
+    kept.mkdir()
+    (kept / "plan").write_text(made.sources_sha256)  # as a kill leaves it
+    (kept / ".shard-x").write_text("half of one")
+    assert prepare(["corpus"], "corpus/out", options) == made
+
+
 def test_files_are_documents_and_folders_are_searched():
     Path("in/deep").mkdir(parents=True)
     Path("in/deep/b.txt").write_bytes(b"b\xff")
@@ -177,6 +198,7 @@ def test_the_vocabulary_goes_to_its_largest_number_and_a_large_one_takes_four_by
     [
         ("{", r"is not valid JSON: ", 1),
         ("{", r"is not valid JSON: ", 2),
+        ("[" * 100_000, r"is not valid JSON: ", 1),
         (
             '{"content": "a", "id": 1}',
             r"must be an object with the key 'text' \(--text-key\); got the keys content, id",
