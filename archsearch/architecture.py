@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -78,8 +79,8 @@ class Architecture:
         if written.format != FORMAT:
             raise (where / "format").error(f"must be {FORMAT}; got {written.format}")
         for name in ("hidden_size", "vocab_size", "norm_eps", "init_std"):
-            if (value := getattr(written, name)) is not None and value <= 0:
-                raise (where / name).error(f"must be positive; got {value}")
+            if (value := getattr(written, name)) is not None and not 0 < value < math.inf:
+                raise (where / name).error(f"must be positive{' and finite' * (value > 0)}; got {value}")
         bound = {letter: _bind(values, where / f"mixers.{letter}") for letter, values in written.mixers.items()}
         architecture = cls(
             hidden_size=written.hidden_size,

@@ -129,6 +129,8 @@ def _convert_quantities(schema: Any, values: Mapping[Any, Any], where: Where) ->
         place = where / field.name
         if unit := field.metadata.get("unit"):
             converted[field.name] = parse_quantity(value, unit, place)
+        elif isinstance(value, list) and get_origin(hints[field.name]) is dict:  # OmegaConf would not say where
+            raise place.error(f"must be a mapping; got {_show(value)}")
         elif isinstance(value, Mapping):
             inner, nested = _dataclass_inside(hints[field.name])
             if inner and nested:

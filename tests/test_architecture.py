@@ -106,6 +106,9 @@ def test_two_shapes_of_one_mixer_are_two_letters():
         ({"num_layers": 7, "pattern": "GA"}, "its 2 layers must divide num_layers; got num_layers=7"),
         ({"hidden_sise": 3}, "x.yaml: architecture.hidden_sise: unknown key (did you mean 'hidden_size'?)"),
         ({"hidden_size": 0}, "x.yaml: architecture.hidden_size: must be positive; got 0"),
+        ({"norm_eps": float("nan")}, "x.yaml: architecture.norm_eps: must be positive; got nan"),
+        ({"init_std": float("inf")}, "x.yaml: architecture.init_std: must be positive and finite; got inf"),
+        ({"mixers": [1]}, "x.yaml: architecture.mixers: must be a mapping; got [1]"),
         ({"format": 2}, "x.yaml: architecture.format: must be 1; got 2"),
         (
             {"mixers": {"M": {"type": "m2rn"}}},

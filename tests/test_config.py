@@ -49,6 +49,7 @@ def test_values_fill_the_dataclass():
         ({"name": "x", "tasks": {"a": {"length": 4, "kind": "poem"}}}, "expected one of ['text', 'code']"),
         ({"name": "x", "tasks": {"a": {"length": 4, "tokens": "4X"}}}, "space.yaml: tasks.a.tokens: must be a number"),
         ({"name": "x", "tasks": {"a": 3}}, "space.yaml: tasks.a: "),
+        ({"name": "x", "tasks": [1]}, "space.yaml: tasks: must be a mapping; got [1]"),
         (
             {"name": "x", "time_limit": "2 days"},
             "space.yaml: time_limit: must be a number, or a number with one of the",
