@@ -11,7 +11,7 @@ from archsearch.export.task import TrainingTask
 def to_lightning(architecture: Architecture, task: TrainingTask) -> str:
     """Return the LightningCLI config that trains the architecture from scratch as the task says.
 
-    The vocabulary is left to the data, as it is when the task trains a candidate.
+    The vocabulary is left to the data, as it is when the task trains a candidate; a note says where that is another.
     """
     from archsearch.training.run import build_data
 
@@ -30,4 +30,6 @@ def to_lightning(architecture: Architecture, task: TrainingTask) -> str:
             "init_args": {key: value for key, value in arguments.items() if value is not None},
         },
     }
-    return OmegaConf.to_yaml(OmegaConf.create(config))
+    own = architecture.vocab_size
+    changed = f"# note: vocab_size is that of the data, {data.vocab_size}, and not {own}: set your own data\n"
+    return (changed if own not in (None, data.vocab_size) else "") + OmegaConf.to_yaml(OmegaConf.create(config))

@@ -64,6 +64,15 @@ def test_a_file_without_a_task_trains_on_text(file, capsys):
     assert "class_path: archsearch.data.Text" in capsys.readouterr().out
 
 
+def test_a_vocabulary_that_becomes_another_is_said(tmp_path, capsys):
+    path = tmp_path / "a.yaml"
+    path.write_text("{hidden_size: 64, vocab_size: 1000, pattern: RA}")
+    assert main(["export", str(path), "--to", "lightning", "-o", str(tmp_path / "fit.yaml")]) == 0
+    note = "note: vocab_size is that of the data, 257, and not 1000: set your own data\n"
+    assert capsys.readouterr().err == note
+    assert (tmp_path / "fit.yaml").read_text().startswith(f"# {note}")
+
+
 def test_a_study_without_a_winner_says_so(study, tmp_path, capsys):
     (study / "best" / "architecture.yaml").unlink()
     assert main(["export", str(study), "--to", "yaml"]) == 1
