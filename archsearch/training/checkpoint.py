@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,18 @@ def load_checkpoint(path: str | Path, field: str = "ckpt_path") -> dict[str, Any
     options = checkpoint.get("hyper_parameters") if isinstance(checkpoint, dict) else None
     if not isinstance(options, dict) or "architecture" not in options:
         raise ConfigError(f"{field}: {path} is no checkpoint of this program")
+    weights = checkpoint.get("state_dict") or {}
+    if not isinstance(weights, dict) or not all(isinstance(x, Tensor) for x in weights.values()):
+        raise ConfigError(f"{field}: {path}: state_dict: must be a mapping of tensors")
     content: dict[str, Any] = checkpoint
     return content
+
+
+def check_intact(path: str | Path, field: str) -> None:
+    """Raise ConfigError where a part of a checkpoint is not what was written; loading it looks at no checksum."""
+    with zipfile.ZipFile(path) as file:
+        if (damaged := file.testzip()) is not None:
+            raise ConfigError(f"{field}: {path} is damaged: the checksum of {damaged} in it is wrong")
 
 
 def load_model(checkpoint: dict[str, Any], path: str | Path, field: str = "ckpt_path") -> HybridLM:

@@ -349,6 +349,8 @@ class TestWeights:
         [
             (lambda path: path.write_bytes(path.read_bytes()[:2000]), "is no checkpoint of plain tensors and values"),
             (lambda path: path.unlink(), "no such file"),
+            (lambda path: _flip(path), r"is damaged: the checksum of \S+ in it is wrong"),
+            (lambda path: _change(path, "norm.weight", "text"), "state_dict: must be a mapping of tensors"),
             (lambda path: _change(path, "blocks.0.mixer.decay.beta", None), "lacks the weight blocks.0.mixer.decay"),
             (
                 lambda path: _change(path, "norm.weight", torch.ones(3)),
@@ -385,6 +387,14 @@ def _change(path, name, weight):
     if weight is not None:
         content["state_dict"][PREFIX + name] = weight
     torch.save(content, path)
+
+
+def _flip(path):
+    """Change one bit of a weight."""
+    content = bytearray(path.read_bytes())
+    weight = torch.load(path, weights_only=True)["state_dict"][f"{PREFIX}embedding.weight"]
+    content[content.index(weight.numpy().tobytes())] ^= 1
+    path.write_bytes(content)
 
 
 class TestFolder:

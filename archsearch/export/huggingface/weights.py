@@ -14,7 +14,7 @@ from torch import Tensor
 from archsearch.architecture import Architecture
 from archsearch.config import ConfigError, Where
 from archsearch.model.language_model import HybridLM
-from archsearch.training.checkpoint import PREFIX, find_checkpoint, load_checkpoint
+from archsearch.training.checkpoint import PREFIX, check_intact, find_checkpoint, load_checkpoint
 
 FIELD = "checkpoint"
 HEAD, TIED_TO = "head.weight", "embedding.weight"
@@ -49,6 +49,7 @@ def read_weights(architecture: Architecture, path: Path) -> Weights:
     """
     path = find_checkpoint(path)
     checkpoint = load_checkpoint(path, FIELD)
+    check_intact(path, FIELD)
     where = Where(f"{FIELD}: {path}")
     saved = Architecture.from_dict(checkpoint["hyper_parameters"]["architecture"], where)
     _check_same(architecture, saved, where)

@@ -33,13 +33,14 @@ def write_lm_engine(
     """Write a trained model: what lm-engine loads with its weights, and the config by which it goes on training."""
     from archsearch.export.lm_engine.weights import to_lm_engine_weights
     from archsearch.export.tensors import NAME, save_tensors
-    from archsearch.training.checkpoint import find_checkpoint, load_checkpoint, load_model
+    from archsearch.training.checkpoint import check_intact, find_checkpoint, load_checkpoint, load_model
 
     if tokenizer is not None:
         raise ConfigError("--tokenizer: lm-engine finds one by its name in tokenizer_args; nothing is copied")
     assert checkpoint is not None  # without one there is no folder, but a file
     checkpoint = find_checkpoint(checkpoint)
     model = load_model(load_checkpoint(checkpoint, "--checkpoint"), checkpoint, "--checkpoint")
+    check_intact(checkpoint, "--checkpoint")
     check_same(architecture, model.architecture, checkpoint)
     architecture = model.architecture
     where = Where(f"--checkpoint: {checkpoint}")
