@@ -161,7 +161,7 @@ def _tokenizer(path: Path, checkpoint: dict[str, Any]) -> Tokenizer:
 
     way_out = "prompt it with --tokens 1,2,3"
     if checkpoint.get("data_class") != f"{Text.__module__}.{Text.__qualname__}":
-        data = str(checkpoint.get("data_class")).rsplit(".", 1)[-1]
+        data = str(checkpoint.get("data_class", "data that it does not name")).rsplit(".", 1)[-1]
         raise ConfigError(f"{FIELD}: {path} was trained on {data}, not on Text; {way_out}")
     arguments = checkpoint.get("datamodule_hyper_parameters", {})
     files = arguments.get("path")

@@ -25,7 +25,13 @@ from archsearch.evaluate.rows import Needles, Pairs, Passages, RowSource, Words
 from archsearch.evaluate.trained import Trained, tokens_of
 
 TRAINING_ONLY = ("batch_size", "eval_lengths", "eval_size", "eval_tokens", "eval_pairs", "seed", "num_workers")
-FLAGS = {"length": "--lengths", "num_pairs": "--pairs", "path": "--data.path", "group": "--data.group"}
+FLAGS = {
+    "length": "--lengths",
+    "num_pairs": "--pairs",
+    "path": "--data.path",
+    "group": "--data.group",
+    "haystack": "--data.haystack",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

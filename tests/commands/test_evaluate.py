@@ -328,6 +328,10 @@ def test_tokens_of_files_are_those_of_their_tokenizer(folder, capfd):
         (["words", "--tasks", "state_tracking", "--lengths", "8,0"], "--lengths: must be at least 1; got 0"),
         (["words", "--tasks", "state_tracking", "--seed", "-1"], "--seed: must be at least 0; got -1"),
         (["words", "--tasks", "state_tracking", "--batch-size", "0"], "--batch-size: must be at least 1; got 0"),
+        (
+            ["needles", "--tasks", "needle", "--data.haystack", "x"],
+            "needle: --data.haystack: must be noise or text; got ",
+        ),
         (["nowhere", "--tasks", "recall"], "CHECKPOINT: no such file: nowhere"),
         (["half.ckpt", "--tasks", "recall"], "CHECKPOINT: half.ckpt is no checkpoint of plain tensors and values: "),
         (

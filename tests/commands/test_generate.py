@@ -163,6 +163,10 @@ def test_a_terminal_does_not_obey_what_a_model_writes(capsys, monkeypatch):
         (["pickled.ckpt", "--prompt", "a"], "CHECKPOINT: pickled.ckpt is no checkpoint of plain tensors and values: "),
         (["foreign.ckpt", "--prompt", "a"], "CHECKPOINT: foreign.ckpt is no checkpoint of this program"),
         (["other.ckpt", "--prompt", "a"], "CHECKPOINT: other.ckpt: holds other weights than its architecture has: "),
+        (
+            ["imported.ckpt", "--prompt", "a"],
+            "CHECKPOINT: imported.ckpt was trained on data that it does not name, not on",
+        ),
         ([WORDS_RUN, "--prompt", "a"], f"CHECKPOINT: {WORDS_RUN}/checkpoints/last.ckpt was trained on StateTracking, "),
         ([WORDS_RUN, "--tokens", "1,x"], "--tokens: must be numbers between commas; got '1,x'"),
         ([WORDS_RUN, "--tokens", "1,9"], "prompts[0]: tokens must be from 0 to 5; got 9"),
@@ -181,6 +185,7 @@ def test_a_users_errors_are_one_line(runs, capfd, arguments, message):
     torch.save({"model": torch.nn.Linear(1, 1)}, runs / "pickled.ckpt")
     torch.save({"hyper_parameters": None, "state_dict": {}}, runs / "foreign.ckpt")
     torch.save({**load_checkpoint(f"{TEXT_RUN}/checkpoints/last.ckpt"), "state_dict": {}}, runs / "other.ckpt")
+    torch.save({"hyper_parameters": {"architecture": {}}}, runs / "imported.ckpt")
     assert run(*arguments) == 1
     out, err = capfd.readouterr()
     assert out == ""
