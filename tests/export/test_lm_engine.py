@@ -330,6 +330,7 @@ def test_notes_say_what_no_key_can() -> None:
         ("position_embedding_type", "learned_absolute", "must be one of 'rope', 'nope'; got 'learned_absolute'"),
         ("num_layers", 3, "file: sequence_mixer_blocks: must be a list with one block per layer, 3; got 2 of them"),
         ("hidden_size", "many", "file: hidden_size: must be a whole number of at least 1; got 'many'"),
+        ("hidden_size", float("inf"), "file: hidden_size: must be a whole number of at least 1; got inf"),
         ("tie_word_embeddings", 0, "file: tie_word_embeddings: must be true or false; got 0"),
         ("mlp_blocks", [{}, {}], "file: mlp_blocks[0].mlp_type: is required"),
         ("sequence_mixer_blocks[1].add_bias", True, "must be False, as our models have nothing else; got True"),

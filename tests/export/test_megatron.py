@@ -118,6 +118,7 @@ def test_two_mlps_of_one_kind_are_refused_and_two_kinds_are_not() -> None:
     ("old", "new", "said"),
     [
         ("--hidden-size 64", "", "--hidden-size: is required"),
+        ("--hidden-size 64", "--hidden-size inf", "--hidden-size: must be a whole number; got inf"),
         ("--hidden-size 64", "--hidden-size many", "--hidden-size: must be a number; got 'many'"),
         ("--hidden-size 64", "--hidden-size $SIZE", "--hidden-size: must be followed by its value, spelt out"),
         ("G-", "G", "must be a mixer and an MLP by turns; got 1 sub-layers"),

@@ -59,7 +59,7 @@ def read_lm_engine_folder(folder: Path) -> tuple[Architecture, dict[str, Tensor]
     from archsearch.export.tensors import load_tensors
 
     config, training = folder / CONFIG, folder / TRAINING
-    letters = find_letters(training.read_text(encoding="utf-8")) if training.is_file() else None
+    letters = find_letters(training.read_text(encoding="utf-8", errors="replace")) if training.is_file() else None
     architecture = read_config(load_config(config), letters, Where(str(config)))
     return architecture, from_lm_engine_weights(architecture, load_tensors(folder), Where(str(folder)))
 

@@ -23,7 +23,12 @@ class Reader:
     def integer(self, key: str, default: Any = REQUIRED, *, least: int = 1) -> int:
         """Return a whole number of at least `least`."""
         value = self._take(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not float(value).is_integer()
+            or value < least
+        ):
             raise self.error(key, f"must be a whole number of at least {least}; got {value!r}")
         return int(value)
 

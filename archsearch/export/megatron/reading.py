@@ -81,7 +81,7 @@ class _Given:
 
     def integer(self, name: str, default: str | None = None) -> int:
         number = self.number(name, default)
-        if number != int(number):
+        if not number.is_integer():
             raise (self._where / name).error(f"must be a whole number; got {number}")
         return int(number)
 
