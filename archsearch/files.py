@@ -33,8 +33,13 @@ def write_folder_atomic(path: str | Path, write: Callable[[Path], None]) -> None
         os.chmod(beside, 0o755)
         new, old = beside / "new", beside / "old"
         write(new)
-        if path.exists():
-            os.replace(path, old)
-        os.replace(new, path)
+        try:
+            if path.exists():
+                os.replace(path, old)
+            os.replace(new, path)
+        except BaseException:
+            if old.exists() and not path.exists():
+                os.replace(old, path)
+            raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)

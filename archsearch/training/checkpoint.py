@@ -39,11 +39,17 @@ def load_checkpoint(path: str | Path, field: str = "ckpt_path") -> dict[str, Any
     return content
 
 
-def check_intact(path: str | Path, field: str) -> None:
-    """Raise ConfigError where a part of a checkpoint is not what was written; loading it looks at no checksum."""
+def check_intact(checkpoint: dict[str, Any], path: str | Path, field: str) -> None:
+    """Raise ConfigError where a part of a checkpoint is not what was written, or weights are not finite.
+
+    Loading looks at no checksum.
+    """
     with zipfile.ZipFile(path) as file:
         if (damaged := file.testzip()) is not None:
             raise ConfigError(f"{field}: {path} is damaged: the checksum of {damaged} in it is wrong")
+    for name, weight in (checkpoint.get("state_dict") or {}).items():
+        if not weight.isfinite().all():
+            raise ConfigError(f"{field}: {path}: {name}: must be finite; holds NaN or infinity")
 
 
 def load_model(checkpoint: dict[str, Any], path: str | Path, field: str = "ckpt_path") -> HybridLM:

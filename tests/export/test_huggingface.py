@@ -350,6 +350,10 @@ class TestWeights:
             (lambda path: path.write_bytes(path.read_bytes()[:2000]), "is no checkpoint of plain tensors and values"),
             (lambda path: path.unlink(), "no such file"),
             (lambda path: _flip(path), r"is damaged: the checksum of \S+ in it is wrong"),
+            (
+                lambda path: _change(path, "norm.weight", torch.full((16,), torch.nan)),
+                "norm.weight: must be finite; holds NaN or infinity",
+            ),
             (lambda path: _change(path, "norm.weight", "text"), "state_dict: must be a mapping of tensors"),
             (lambda path: _change(path, "blocks.0.mixer.decay.beta", None), "lacks the weight blocks.0.mixer.decay"),
             (

@@ -343,6 +343,11 @@ def test_corrupt_and_missing_files_are_named(run: Path, capsys: pytest.CaptureFi
     (run / "there/config.json").write_text("{")
     assert main(["import", str(run / "there"), "-o", str(run / "back")]) == 1
     assert "config.json: is not valid JSON" in capsys.readouterr().err
+    checkpoint = torch.load(run / "last.ckpt", weights_only=True)
+    next(iter(checkpoint["state_dict"].values())).fill_(torch.inf)
+    torch.save(checkpoint, run / "last.ckpt")
+    assert export(run, "--force") == 1
+    assert "must be finite; holds NaN or infinity" in capsys.readouterr().err
     (run / "last.ckpt").write_bytes(b"PK")
     assert export(run, "--force") == 1
     assert "last.ckpt is no checkpoint of plain tensors and values" in capsys.readouterr().err

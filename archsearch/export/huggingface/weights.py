@@ -49,7 +49,7 @@ def read_weights(architecture: Architecture, path: Path) -> Weights:
     """
     path = find_checkpoint(path)
     checkpoint = load_checkpoint(path, FIELD)
-    check_intact(path, FIELD)
+    check_intact(checkpoint, path, FIELD)
     where = Where(f"{FIELD}: {path}")
     saved = Architecture.from_dict(checkpoint["hyper_parameters"]["architecture"], where)
     _check_same(architecture, saved, where)

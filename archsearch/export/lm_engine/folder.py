@@ -39,8 +39,9 @@ def write_lm_engine(
         raise ConfigError("--tokenizer: lm-engine finds one by its name in tokenizer_args; nothing is copied")
     assert checkpoint is not None  # without one there is no folder, but a file
     checkpoint = find_checkpoint(checkpoint)
-    model = load_model(load_checkpoint(checkpoint, "--checkpoint"), checkpoint, "--checkpoint")
-    check_intact(checkpoint, "--checkpoint")
+    content = load_checkpoint(checkpoint, "--checkpoint")
+    model = load_model(content, checkpoint, "--checkpoint")
+    check_intact(content, checkpoint, "--checkpoint")
     check_same(architecture, model.architecture, checkpoint)
     architecture = model.architecture
     where = Where(f"--checkpoint: {checkpoint}")
