@@ -85,6 +85,10 @@ def _begin(folder: Path, space: Space, database: Database | None) -> None:
 
 
 def _move_aside(folder: Path) -> None:
+    for lock in map(FileLock, (*folder.glob("*.lock"), *folder.glob("trials/*/lock"))):
+        if not lock.take(wait=False):
+            raise ConfigError(f"--fresh: a search is at work in {folder}; end that first, or give another --output")
+        lock.release()
     moved = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
     number = 1
     while moved.exists():
