@@ -1,5 +1,7 @@
 """Files that are cut short, a database of others: one line that names what is wrong, and nothing waits for ever."""
 
+import contextlib
+import errno
 import json
 import shutil
 import sqlite3
@@ -86,6 +88,23 @@ def test_fresh_leaves_a_folder_alone_where_a_search_is_at_work(search, tmp_path,
     search(fresh=True)
     assert len(list(tmp_path.glob("tiny.*"))) == 1
     store.close()
+
+
+def test_status_needs_no_right_to_write(tmp_path, parse, monkeypatch):
+    (tmp_path / "trials").mkdir()
+    save_yaml(tmp_path / "space.yaml", parse().written)
+    with contextlib.closing(Store(tmp_path, parse(), 0)) as store:
+        with store.lock:
+            held, left = store.ask(), store.ask()
+        left.lock.release()
+
+        def read_only(*_):
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr("archsearch.search.locks.os.open", read_only)
+        status = read_status(tmp_path)
+        assert (list(status.alive), status.abandoned) == ([held.number], [left.number])
+        held.lock.release()
 
 
 def test_a_trial_that_could_not_be_adopted_is_adopted_at_the_next_try(tmp_path, parse, monkeypatch):
