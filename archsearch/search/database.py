@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -144,15 +145,15 @@ def one_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def one_line_errors(database: Database | None) -> Iterator[None]:
-    """Raise what a server that is away makes Optuna raise as ServerGoneError, what SQLite does as OSError."""
+def one_line_errors(place: Database | Path) -> Iterator[None]:
+    """Raise what a server that is away makes Optuna raise as ServerGoneError, what an SQLite file does as OSError."""
     try:
         yield
     except ServerGoneError:
         raise
-    except GONE as error:
-        kind = ServerGoneError if database else OSError
-        raise kind(f"{database or 'study.db'}: {one_line(error)}") from None
+    except (*GONE, sqlalchemy.exc.DatabaseError) as error:
+        kind = ServerGoneError if isinstance(place, Database) else OSError
+        raise kind(f"{place}: {one_line(error)}") from None
 
 
 def _place(url: URL) -> tuple[Any, ...]:

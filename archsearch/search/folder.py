@@ -46,7 +46,7 @@ def database_of(folder: Path, given: str | None) -> Database | None:
     `given` is the URL of the command line; a study that has begun elsewhere is not begun again. Raises ConfigError.
     """
     record, wanted = folder / STORAGE, parse_database(given) if given is not None else None
-    known = parse_database(load_yaml(record)["storage"], str(record)) if record.exists() else None
+    known = parse_database(str(load_yaml(record).get("storage")), str(record)) if record.exists() else None
     if wanted is None:
         return known
     where = str(known) if known else f"its own {SQLITE}" if (folder / SQLITE).exists() else None
@@ -71,7 +71,12 @@ def belong(folder: Path, database: Database, identity: str) -> None:
 def read_evidence(folder: Path) -> dict[str, Any] | None:
     """Return a finished study's evidence, or None."""
     path = folder / "evidence.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: is not valid JSON: {error}; without it the command of the study writes it anew"
+        ) from None
 
 
 def _begin(folder: Path, space: Space, database: Database | None) -> None:
@@ -85,6 +90,10 @@ def _begin(folder: Path, space: Space, database: Database | None) -> None:
 
 
 def _move_aside(folder: Path) -> None:
+    for lock in map(FileLock, (*folder.glob("*.lock"), *folder.glob("trials/*/lock"))):
+        if not lock.take(wait=False):
+            raise ConfigError(f"--fresh: a search is at work in {folder}; end that first, or give another --output")
+        lock.release()
     moved = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
     number = 1
     while moved.exists():

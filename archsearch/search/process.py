@@ -117,22 +117,29 @@ def of_its_own(environment: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def in_order() -> Iterator[None]:
-    """Let SIGTERM, which cluster managers send, end what is done as Ctrl-C does; a second one ends it at once."""
+    """Let SIGTERM of a cluster manager and SIGHUP of a closed terminal end what is done as Ctrl-C does.
+
+    A second one ends it at once; what is ignored, as under nohup, stays so.
+    """
     import threading
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def interrupt(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    def interrupt(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = {number: handler for number, handler in previous.items() if handler != signal.SIG_IGN}
+    for number in heard:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in heard.items():
+            signal.signal(number, handler)
 
 
 def prepare(folder: Path, config: Mapping[str, Any]) -> None:

@@ -7,8 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,8 @@ from archsearch.search import cost, cost_tables, evidence, gpus, outlook
 from archsearch.search.changed import told
 from archsearch.search.confirmation import Watch, confirm
 from archsearch.search.database import Database, one_line_errors, parse_database
-from archsearch.search.folder import database_of, keep_space, open_folder, read_evidence
+from archsearch.search.failures import cause_of_end
+from archsearch.search.folder import SQLITE, database_of, keep_space, open_folder, read_evidence
 from archsearch.search.helpers import helped
 from archsearch.search.process import Launcher, die_with_parent, in_order
 from archsearch.search.selection import Confirmed
@@ -83,7 +85,7 @@ def run(space: Space, options: Options) -> Conclusion:
     folder = open_folder(options.output, space, fresh=options.fresh, database=database)
     with (
         in_order(),
-        one_line_errors(database),
+        one_line_errors(database or folder / SQLITE),
         contextlib.closing(_open(folder, space, options, database)) as store,
     ):
         if found := _finished(store, options.trials):
@@ -98,7 +100,7 @@ def run(space: Space, options: Options) -> Conclusion:
         view = StudyView(space, folder, options.trials, lambda rows: cost.time_left(space, rows, options.trials))
         study = Study(space, store, limits, view, options.plugins, tables, launch)
         helpers = 0 if launch is None else options.workers - 1
-        with view, _workers(options, folder, database, other_gpus if launch is None else []) as workers:
+        with view, _workers(options, folder, database, other_gpus if launch is None else [], view.say) as workers:
             if not options.join:
                 _announce(study, view, options, news)
             with helped(study, helpers, _take_part):
@@ -231,10 +233,21 @@ def _check_machine(space: Space) -> None:
 
 @contextlib.contextmanager
 def _workers(
-    options: Options, folder: Path, database: Database | None, their_gpus: Sequence[Sequence[str]]
+    options: Options,
+    folder: Path,
+    database: Database | None,
+    their_gpus: Sequence[Sequence[str]],
+    say: Callable[[str], None],
 ) -> Iterator[Workers]:
-    """Run the further workers of this command, each on GPUs of its own; none outlives it."""
+    """Run the further workers of this command, each on GPUs of its own; none outlives it; a lost one is told."""
     workers: Workers = []
+    leaving = threading.Event()
+
+    def tell(worker: subprocess.Popen[bytes], log: Path) -> None:
+        if worker.wait() and not leaving.is_set():
+            _, reason = cause_of_end(worker.returncode, log, memory_ran_out=False)
+            say(f"{log.parent.name} has ended, {reason}")
+
     environment = dict(os.environ)
     if database and database.password is not None:  # anybody on the machine can read a command line
         environment["PGPASSWORD"] = database.password
@@ -253,8 +266,10 @@ def _workers(
                     env=environment | gpus.use(own_gpus),
                 )
             workers.append(worker)
+            threading.Thread(target=tell, args=(worker, own / "log.txt"), daemon=True).start()
         yield workers
     finally:
+        leaving.set()
         for worker in workers:
             worker.terminate()  # in order: its trial has not failed
         for worker in workers:

@@ -72,12 +72,12 @@ def read_status(folder: Path, storage: str | None = None) -> Status:
     if database is None and not ((folder / SQLITE).exists() and saved.exists()):
         raise ConfigError(f"{folder}: holds no study ({SQLITE} and space.yaml)")
     name = load_space(saved).name if saved.exists() else folder.name
-    with one_line_errors(database):
+    with one_line_errors(database or folder / SQLITE):
         recorded = read_study(folder, name, database)
     shared = recorded.space if database else None
     space = parse_space(shared, Where(str(database))) if shared else load_space(saved)
     running = [row.number for row in recorded.rows if row.outcome == "running"]
-    with one_line_errors(database), contextlib.closing(make_locks(folder, name, database)) as locks:
+    with one_line_errors(database or folder / SQLITE), contextlib.closing(make_locks(folder, name, database)) as locks:
         alive = [number for number in running if locks.is_held(number)]
     return Status(
         folder=folder,

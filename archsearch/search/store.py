@@ -23,10 +23,10 @@ from archsearch.config import ConfigError, load_yaml
 from archsearch.search.candidates import Candidate, build_given, given, given_decisions, replay_decisions, sample
 from archsearch.search.changed import Names, accept, as_stored, entry
 from archsearch.search.choices import Choices, Scalar
-from archsearch.search.database import Database, ServerGoneError
-from archsearch.search.failures import INFEASIBLE, LOST
+from archsearch.search.database import Database, ServerGoneError, one_line
+from archsearch.search.failures import INFEASIBLE, KILLED, LOST
 from archsearch.search.folder import SPACE as SPACE_FILE
-from archsearch.search.folder import belong, read_evidence
+from archsearch.search.folder import SQLITE, belong, read_evidence
 from archsearch.search.locks import FileLocks, Lock, Locks
 from archsearch.search.pattern_sampler import Features
 from archsearch.search.process import Report
@@ -119,12 +119,14 @@ class Store:
         """Take over a trial that a killed worker left running. Call with `lock` held."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if lock := self._try(trial.number):
-                found = self._storage.get_trial(trial._trial_id)
-                if found.state == TrialState.RUNNING:
-                    self._study.sampler = self._sampler(trial.number, lambda _: False)
-                    known = interruptions_of(found)
-                    return Hold(Trial(self._study, trial._trial_id), lock, self.folder_of(trial.number), known)
-                lock.release()
+                with contextlib.ExitStack() as held:
+                    held.callback(lock.release)  # unless it is handed over: this process lives on, and so would it
+                    found = self._storage.get_trial(trial._trial_id)
+                    if found.state == TrialState.RUNNING:
+                        self._study.sampler = self._sampler(trial.number, lambda _: False)
+                        own, known = Trial(self._study, trial._trial_id), interruptions_of(found)
+                        held.pop_all()
+                        return Hold(own, lock, self.folder_of(trial.number), known)
         return None
 
     def ask(self, refuses: Callable[[Candidate], bool] = lambda _: False) -> Hold:
@@ -332,7 +334,10 @@ def open_storage(folder: Path, database: Database | None = None) -> RDBStorage:
         return database.open()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return RDBStorage(f"sqlite:///{folder / 'study.db'}", engine_kwargs={"connect_args": {"timeout": 60}})
+        try:
+            return RDBStorage(f"sqlite:///{folder / SQLITE}", engine_kwargs={"connect_args": {"timeout": 60}})
+        except RuntimeError as error:  # tables of another Optuna
+            raise ConfigError(f"{folder / SQLITE}: {one_line(error)}") from None
 
 
 def close_storage(storage: RDBStorage) -> None:
@@ -402,17 +407,22 @@ def interruptions_of(trial: FrozenTrial) -> list[Interruption]:
 
 
 def to_row(trial: FrozenTrial) -> Row:
-    """Return Optuna's trial as a row."""
-    ended, begun = trial.user_attrs.get("result"), trial.user_attrs.get("candidate")
-    outcome = "waiting" if trial.state == TrialState.WAITING else "running"
-    ended = ended if trial.state.is_finished() else None  # killed between the two: it is run again
-    return Row(
-        number=trial.number,
-        given=trial.user_attrs.get("given"),
-        description=Description(**begun) if begun else None,
-        result=Result(**ended) if ended else Result(outcome=outcome),
-        rungs=recorded(trial.user_attrs),
-    )
+    """Return Optuna's trial as a row. Raises ConfigError where another release has put it on record."""
+    begun = trial.user_attrs.get("candidate")
+    ended: dict[str, Any] = {"outcome": "waiting" if trial.state == TrialState.WAITING else "running"}
+    if trial.state.is_finished():  # killed before that it is run again, whatever its result
+        otherwise = {"outcome": "failed", "cause": KILLED, "reason": "another program has ended it in the database"}
+        ended = trial.user_attrs.get("result", otherwise)
+    try:
+        return Row(
+            number=trial.number,
+            given=trial.user_attrs.get("given"),
+            description=Description(**begun) if begun else None,
+            result=Result(**ended),
+            rungs=recorded(trial.user_attrs),
+        )
+    except TypeError as error:
+        raise ConfigError(f"trial {trial.number} was put on record by another release of archsearch: {error}") from None
 
 
 class _TrialSuggest:

@@ -255,8 +255,8 @@ class Study:
             except PrunedError as pruned:
                 known = {"outcome": "pruned", "reason": str(pruned), "interruptions": hold.interruptions}
                 report = {**read_report(folder), **known}
-                for checkpoint in folder.glob("*/*last.ckpt*"):
-                    checkpoint.unlink()  # a study would fill the disk with them
+            for checkpoint in folder.glob("*/*last.ckpt*"):
+                checkpoint.unlink(missing_ok=True)  # a study would fill the disk with them
         return result_of(self.space, report, checks, description.architecture or {})
 
     def _leave(self, hold: Hold) -> None:

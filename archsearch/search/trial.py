@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from archsearch.config import Where, load_yaml
+from archsearch.config import ConfigError, Where, load_yaml
 from archsearch.files import write_atomic
 from archsearch.search.failures import DISK_FULL_STATUS, cause_of, is_disk_full, unless_disk_full
 from archsearch.search.memory import peaks
@@ -111,12 +111,27 @@ def run(config: Mapping[str, Any], folder: Path, journal: Journal, rank: int, ra
         _check_budget(architecture, config["budget"], config.get("tables", {}), journal, where / "budget")
     done = read_report(folder).get("metrics", {})
     missing = {name: task for name, task in config["tasks"].items() if name not in done}
+    if rank == 0:
+        for name in missing:
+            _drop_damaged(folder / name / "last.ckpt")
     if missing and rank == 0 and config["devices"] > 1:
         ranks.start(folder, config["devices"], partial(_give_up, journal))
     for name, task in missing.items():
         _train(architecture, name, task, config, folder, journal)
         if rank == 0:  # the checkpoint has served: a study would fill the disk with them
             (folder / name / "last.ckpt").unlink(missing_ok=True)
+
+
+def _drop_damaged(checkpoint: Path) -> None:
+    """See that a task begins anew whose checkpoint was damaged, as a power failure does: that is no trial's fault."""
+    from archsearch.training.checkpoint import load_checkpoint
+
+    if checkpoint.exists():
+        try:
+            load_checkpoint(checkpoint)
+        except ConfigError as error:
+            print(f"{error}; beginning anew", file=sys.stderr)
+            checkpoint.unlink()
 
 
 def _give_up(journal: Journal, failure: Failure) -> None:

@@ -52,9 +52,10 @@ def train_and_evaluate(
     """Train from scratch for `max_steps`, or as many as take `max_tokens` at the full length, and return the metrics.
 
     Keys: `loss`, `perplexity`, `accuracy` at the training length (and `last_accuracy` where the last position is what
-    counts), `loss/128` and so on at every evaluation length, `train_loss` (mean of the last batches), `tokens`,
-    `seconds` (of this call) and `stopped` (1.0 where `stop` ended the training early). The architecture's vocabulary
-    is replaced by the data's. Goes on, bit for bit, from `checkpoint_dir/last.ckpt` where there is one.
+    counts), `loss/128` and so on at every evaluation length, `train_loss` (mean of the last batches, where any was left
+    to train on), `tokens`, `seconds` (of this call) and `stopped` (1.0 where `stop` ended the training early). The
+    architecture's vocabulary is replaced by the data's. Goes on, bit for bit, from `checkpoint_dir/last.ckpt` where
+    there is one.
 
     Of several `devices`, this process has one, by the environment's LOCAL_RANK; they share the rows of each batch, so
     that their number changes nothing but rounding.
@@ -105,7 +106,7 @@ def train_and_evaluate(
     results = trainer.validate(model, datamodule=data, verbose=False)
     return {
         **{name.removeprefix("val/"): value for result in results for name, value in result.items()},
-        "train_loss": watch.mean_loss(),
+        **watch.mean_loss(),
         "tokens": float(model.tokens_seen),
         "seconds": time.monotonic() - started,
         "stopped": float(watch.stopped),
@@ -135,10 +136,10 @@ class Watch(lightning.Callback):
         self._started = self._looked = time.monotonic()
         self._tokens = 0
 
-    def mean_loss(self) -> float:
-        """Return the mean of the last few losses looked at."""
+    def mean_loss(self) -> dict[str, float]:
+        """Return the mean of the last few losses looked at; nothing where a checkpoint had all steps done."""
         recent = self._losses[-5:]
-        return sum(recent) / len(recent) if recent else math.nan
+        return {"train_loss": sum(recent) / len(recent)} if recent else {}
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         self._looked, self._tokens = time.monotonic(), pl_module.tokens_seen

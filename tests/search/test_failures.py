@@ -274,7 +274,23 @@ def test_a_full_disk_under_the_database_is_waited_for(study, tmp_path):
     assert [row.outcome for row in read_rows(tmp_path, "tiny")] == ["completed"] * 3
 
 
-def test_sigterm_ends_a_search_in_order():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_search_in_order(number):
     with pytest.raises(KeyboardInterrupt), process.in_order():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        signal.raise_signal(number)
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+def test_a_search_under_nohup_outlives_its_terminal():
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with process.in_order():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.signal(signal.SIGHUP, previous) == signal.SIG_IGN
+
+
+def test_a_trial_that_has_ended_leaves_no_checkpoint(study, tmp_path):
+    (tmp_path / "trials" / "0000" / "s3").mkdir(parents=True)
+    (tmp_path / "trials" / "0000" / "s3" / "last.ckpt").touch()
+    study(failed("timeout"), trials=1).run()
+    assert read_rows(tmp_path, "tiny")[0].result.cause == "timeout"
+    assert not list(tmp_path.rglob("last.ckpt"))

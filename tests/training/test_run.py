@@ -64,7 +64,9 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
         run(max_steps=6, checkpoint_dir=tmp_path, progress=kill)
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 3
     assert without_time(run(max_steps=6, checkpoint_dir=tmp_path)) == without_time(whole)
-    assert without_time(run(max_steps=6, checkpoint_dir=tmp_path)) == without_time(whole)  # nothing left to do
+    nothing_left = run(max_steps=6, checkpoint_dir=tmp_path)
+    assert without_time(nothing_left) == without_time(whole)
+    assert all(math.isfinite(value) for value in nothing_left.values())  # a trial would have failed by a NaN
 
 
 def test_progress_is_reported_and_a_run_can_be_stopped(monkeypatch):
