@@ -73,7 +73,7 @@ def quantity(unit: str, **kwargs: Any) -> Any:
 
 def parse_quantity(value: object, unit: str, where: Where) -> float:
     """Return `value` (a number, or text such as `4M`, `20min`, `72GiB`) in base units."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and value == value:  # nan meets no limit
         return value
     factors = _FACTORS[unit]
     match = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)", str(value))

@@ -10,6 +10,12 @@ from archsearch.search.proposer import Decisions, Proposer
 from archsearch.search.space import Space
 
 
+def check_size(space: Space) -> None:
+    """Raise ConfigError where the space is too large to be walked through."""
+    if (ways := count_ways(space)) > ENUMERABLE:
+        raise ConfigError(f"study.sampler: brute_force takes spaces of at most {ENUMERABLE} ways to decide; got {ways}")
+
+
 class BruteForce(Proposer):
     """Propose the first candidate that has not been tried; illegal and refused ones too, which cost nothing.
 
@@ -18,10 +24,7 @@ class BruteForce(Proposer):
     """
 
     def __init__(self, space: Space, *, seed: int) -> None:
-        if (ways := count_ways(space)) > ENUMERABLE:
-            raise ConfigError(
-                f"study.sampler: brute_force takes spaces of at most {ENUMERABLE} ways to decide; got {ways}"
-            )
+        check_size(space)
         super().__init__(seed)
         self._space = space
 

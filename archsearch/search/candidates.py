@@ -109,8 +109,8 @@ def build(
     if illegal is None and space.forbidden and key != space.base.id:
         facts = _facts(space, pattern, backbone, fillings)
         forbidden = next((str(entry) for entry in space.forbidden if entry.matches(facts)), None)
-    if forbidden or (illegal and len(space.replacements) > 1):
-        key = f"illegal {key}"  # another way to the same model may be legal
+    if forbidden or illegal:
+        key = f"illegal {key}"  # another way to the same model may be legal, or the space may allow it later
     return Candidate(
         key=key,
         pattern=pattern,

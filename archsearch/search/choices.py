@@ -61,6 +61,9 @@ def solve(match: Match, parameters: Callable[[int], int], target: int) -> tuple[
     """
     low, high = 1, 2
     while parameters(high) < target:
+        if parameters(high) <= parameters(low):  # as heads that share the hidden size among them
+            size = f"{high} have no more parameters than {low} ({parameters(low):,})"
+            return low, f"{size}, against {target:,} of the replaced mixer"
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
@@ -88,6 +91,8 @@ def _choice(name: str, value: Any, hint: Any, where: Where) -> Choice:
 
 
 def _list(name: str, values: list[Any], hint: Any, where: Where) -> Choices:
+    if any(isinstance(value, list | Mapping) for value in values):
+        raise (where / name).error(f"must list plain values; got {values!r}")
     schema = make_dataclass("Listed", [(name, list[hint])])
     checked = getattr(fill(schema, {name: values}, where), name)
     if len(set(checked)) < len(checked):

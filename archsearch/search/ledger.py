@@ -81,7 +81,7 @@ def kendall(one: Sequence[float], other: Sequence[float]) -> tuple[float, float,
 def _entry(space: Space, place: Place, objective: Objective, rows: Sequence[Row]) -> dict[str, Any]:
     i, then, ends = space.objectives.index(objective), [], []
     for row in rows:
-        there = next((x for x in row.rungs if (x.task, x.number) == (place.task, place.number)), None)
+        there = next((x for x in row.rungs if x.is_at(place)), None)
         value, end = there.values[i] if there else None, row.values(space)[i]
         if row.outcome == "completed" and value is not None and end is not None:
             then.append(value)

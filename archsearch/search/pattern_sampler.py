@@ -72,7 +72,7 @@ class PatternSampler(Proposer):
         if not pool:
             return {}
         candidates = [candidate for _, candidate in pool]
-        built = [trial for trial in trials if trial.user_attrs["candidate"]["architecture"]]  # not so an illegal place
+        built = [trial for trial in trials if self._features.can_read(trial.user_attrs["candidate"]["architecture"])]
         scores = self._scores(built, candidates, merits)
         for i in np.argsort(-scores, kind="stable"):
             if not self._refuses(candidates[i]):
@@ -171,6 +171,13 @@ class Features:
         """
         return self._stacked([self._of_candidate(candidate) for candidate in candidates])
 
+    def can_read(self, architecture: Mapping[str, Any] | None) -> bool:
+        """Return whether a model on record has features.
+
+        An illegal place has none, and neither has a base pattern or backbone that the space no longer holds.
+        """
+        return architecture is not None and self._emptied_of(parse(architecture["pattern"])) in self._names
+
     def of_descriptions(self, descriptions: Sequence[Mapping[str, Any]]) -> list[Array]:
         """Return the same of candidates on record."""
         for found in descriptions:
@@ -191,9 +198,12 @@ class Features:
         widths = [len(group) for group in self._groups(self._space.base.pattern, lambda *_: None)]
         return [np.array([row[i] for row in rows], dtype=float).reshape(-1, n) for i, n in enumerate(widths)]
 
+    def _emptied_of(self, pattern: str) -> str:
+        return pattern.translate(self._emptied)
+
     def _groups(self, pattern: str, option: Callable[[str, str], Any]) -> list[list[float]]:
         """Return the groups of an expanded pattern."""
-        space, name = self._space, self._names[pattern.translate(self._emptied)]
+        space, name = self._space, self._names[self._emptied_of(pattern)]
         slots, groups = space.patterns[name], []
         for x in space.replacements:
             filled = [slot for slot, layer in enumerate(slots.layers) if pattern[layer] == x.letter]
@@ -356,8 +366,8 @@ def _coordinates(value: Any, choice: Choices | Range, occurs: bool) -> list[floa
         low, high = min(numbers), max(numbers)
     else:
         return _one_hot(value, choice.values) if occurs else [0.0] * len(choice.values)
-    if not occurs or high == low:
+    if not occurs or high == low or not isinstance(value, int | float):  # no number: of choices before a change
         return [0.5]
-    if low > 0:
+    if low > 0 and value > 0:
         low, high, value = math.log(low), math.log(high), math.log(value)
     return [(value - low) / (high - low)]

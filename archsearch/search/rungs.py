@@ -46,9 +46,9 @@ class Rung:
     values: list[float | None]
     pruned: str | None = None
 
-    def is_at(self, other: Rung) -> bool:
-        """Return whether both are the same rung."""
-        return (self.task, self.number) == (other.task, other.number)
+    def is_at(self, other: Rung | Place) -> bool:
+        """Return whether both are the same rung: of one number, it lies elsewhere after a change of `study`."""
+        return (self.task, self.number, self.tokens) == (other.task, other.number, other.tokens)
 
 
 def recorded(attributes: Mapping[str, Any]) -> list[Rung]:
@@ -64,7 +64,7 @@ def check_rungs(space: Space, where: Where) -> None:
     if study.pruner != SEVERAL and len(space.objectives) > 1:
         got = f"{study.pruner!r} with {len(space.objectives)}"
         raise (where / "pruner").error(f"must be {SEVERAL} (or {NONE}) where there are several objectives; got {got}")
-    least = study.reduction**study.rungs
+    least = study.reduction ** min(study.rungs, 64)  # more than any task has, and still a number to print
     for name in climbed(space):
         if (steps := space.tasks[name].steps) < least:
             rule = f"{study.rungs} with reduction {study.reduction} need tasks of at least {least} optimizer steps"

@@ -17,6 +17,7 @@ from typing import Any
 
 from archsearch.config import ConfigError
 from archsearch.search import cost, cost_tables, evidence, gpus, outlook
+from archsearch.search.brute_force import check_size
 from archsearch.search.changed import told
 from archsearch.search.confirmation import Watch, confirm
 from archsearch.search.database import Database, one_line_errors, parse_database
@@ -75,6 +76,8 @@ def run(space: Space, options: Options) -> Conclusion:
     launch, devices = _launcher(options, space), space.study.devices
     if launch is None:
         _check_machine(space)
+    if space.study.sampler == "brute_force":
+        check_size(space)
     own_gpus, *other_gpus = gpus.assign(gpus.visible() if launch is None else [], options.workers, devices)
     os.environ.update(gpus.use(own_gpus))
     processes = options.workers * devices
@@ -197,7 +200,7 @@ def _database(space: Space, options: Options) -> Database | None:
 def _finished(store: Store, trials: int) -> dict[str, Any] | None:
     """Return the evidence of a study that is not asked for more, written here where another machine gathered it."""
     found = store.read_evidence()
-    if found is None or _goes_on(found, trials):
+    if found is None or found.get("changes", []) != store.changes or _goes_on(found, trials):
         return None
     if found != read_evidence(store.folder):
         evidence.write(store.space, store.folder, found, store.rows())

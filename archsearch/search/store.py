@@ -151,6 +151,9 @@ class Store:
         else:
             candidate = sample(self.space, suggest)
         description = describe(self.space, candidate)
+        known = hold.trial.user_attrs.get("candidate")
+        if known and known["key"] != description.key:  # adopted after a change of the space
+            hold.trial.set_user_attr(RUNGS, [])
         hold.trial.set_user_attr("candidate", asdict(description))
         return candidate, description
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -79,6 +80,9 @@ def parse_tasks(values: Mapping[str, Any], where: Where) -> dict[str, Task]:
     """Read the tasks. Raises ConfigError; what the data class does not take is refused with the nearest name."""
     if not values:
         raise where.error("must name at least one task; got {}")
+    for name in values:
+        if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_-]*", str(name)):  # it names a folder in that of a trial
+            raise where.error(f"names must match [A-Za-z0-9][A-Za-z0-9_-]*; got {name!r}")
     return {str(name): _task(str(name), task, where / str(name)) for name, task in values.items()}
 
 

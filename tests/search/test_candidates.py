@@ -69,6 +69,22 @@ def test_a_shape_outside_the_tolerance_is_illegal_with_the_figures(parse):
     )
 
 
+def test_what_a_looser_tolerance_allows_is_another_candidate_than_what_was_illegal(parse):
+    decisions = Decide(count=1, placement="first", **{**SHAPE, "M.value_head_dim": 24})
+    strict, loose = (
+        sample(parse({"space.mixers.M.num_heads.tolerance": tolerance}), decisions) for tolerance in (0.2, 0.9)
+    )
+    assert strict.architecture == loose.architecture
+    assert strict.key == f"illegal {loose.key}"
+
+
+def test_heads_that_share_the_hidden_size_match_no_size(parse):
+    heads = {"num_heads": {"match": "parameters", "tolerance": 0.1}}
+    space = parse({"architecture.mixers.B": {"type": "attention"}, "space.with": "B", "space.mixers": {"B": heads}})
+    illegal = "num_heads for this shape: 2 have no more parameters than 1 (1,024), against 1,202 of the replaced mixer"
+    assert sample(space, Decide(count=1, placement="first")).illegal == illegal
+
+
 def test_a_shape_that_the_mixer_refuses_is_illegal_in_its_words(parse):
     space = parse({"space.mixers.M": {"key_head_dim": 8, "num_key_heads": [1, 3]}})
     candidate = sample(space, Decide(count=1, placement="first", **{"M.num_key_heads": 3}))

@@ -57,6 +57,11 @@ def test_the_ledger_is_of_those_that_went_on_and_counts_what_the_others_saved(pa
     ]
 
 
+def test_rungs_from_before_a_change_that_lie_elsewhere_are_not_counted(parse):
+    space = parse({"objectives": ONE, "study.pruner": "asha", "study.reduction": 2})
+    assert [entry["candidates"] for entry in gather(space, [row(0, 0.1, 0.3), row(1, 0.2, 0.5)])["rungs"]] == [0, 0]
+
+
 def test_without_a_pruner_there_is_no_ledger(parse):
     assert gather(parse(), []) is None
     assert lines(None) == []

@@ -141,6 +141,25 @@ def test_what_is_on_record_of_a_varied_space_has_the_features_of_the_candidate_i
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_base_pattern_or_backbone_that_a_change_has_removed_is_no_obstacle():
+    before, now = varied(), varied(patterns=["R2AR2A"], backbone=["R"])
+    drawn = [sample(before, Follow({}, random.Random(seed))) for seed in range(40)]
+    kept = {
+        (candidate.pattern, candidate.backbone): Features(now).can_read(describe(before, candidate).architecture)
+        for candidate in drawn
+        if candidate.architecture and candidate.backbone in candidate.architecture.pattern
+    }
+    (own, other) = before.patterns
+    assert kept == {(own, "R"): True, (own, "S"): False, (other, "R"): False, (other, "S"): False}
+
+
+def test_a_choice_that_was_no_number_before_a_change_stands_in_the_middle(parse):
+    before, now = (parse({"space.mixers.M": {"conv_width": widths}}) for widths in ([None, 2], [2, 4]))
+    candidates = [sample(before, Follow({"count": 1, "M.conv_width": x}, random.Random(0))) for x in (None, 2)]
+    *_, width = Features(now).of_descriptions([asdict(describe(before, candidate)) for candidate in candidates])
+    assert width.tolist() == [[0.5], [0.0]]
+
+
 def test_a_neighbour_of_several_letters_is_a_step_away():
     space = varied(patterns=["R2AR2A", "R3AR2"], placement=["free"])
     params = {

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from archsearch.config import ConfigError
@@ -81,6 +83,7 @@ def test_a_letter_that_is_not_written_has_its_defaults(parse):
         ({"space.mixers.M.key_head_dim": [4, "wide"]}, "space.mixers.M.key_head_dim[1]: value 'wide' of type 'str'"),
         ({"space.mixers.M.key_head_dim": [4, 4]}, "space.mixers.M.key_head_dim: must list each value once; got [4, 4]"),
         ({"space.mixers.M.key_head_dim": []}, "space.mixers.M.key_head_dim: must list at least one value; got []"),
+        ({"space.mixers.M.key_head_dim": [[4]]}, "space.mixers.M.key_head_dim: must list plain values; got [[4]]"),
         (
             {"space.mixers.M.key_head_dim": {"low": 8, "high": 4}},
             "low <= high, and step >= 1 dividing high - low, must",
@@ -127,6 +130,7 @@ def test_a_letter_that_is_not_written_has_its_defaults(parse):
         ({"objectives.0.direction": "up"}, "objectives[0].direction: Invalid value 'up'"),
         ({"budget.params": 3}, "space.yaml: budget.params: unknown key (did you mean 'parameters'?)"),
         ({"budget.parameters": {}}, "budget.parameters: must have at_least or at_most; got neither"),
+        ({"budget.parameters": {"at_most": math.nan}}, "budget.parameters.at_most: must be a number, or a number with"),
         (
             {"budget.parameters.of": "R2X"},
             "budget.parameters.of: must be base, a pattern or a file; unknown letter 'X'",
@@ -150,6 +154,8 @@ def test_a_letter_that_is_not_written_has_its_defaults(parse):
         ),
         ({"study.pruner": "ahsa"}, "study.pruner: unknown pruner 'ahsa' (did you mean 'asha'?); known: none, median, "),
         ({"study.rungs": 0}, "study.rungs: must be at least 1; got 0"),
+        ({"study.rungs": 10**9, "study.pruner": "pareto"}, "study.rungs: 1000000000 with reduction 3 need tasks of"),
+        ({"tasks": {"../x": {}}}, "tasks: names must match [A-Za-z0-9][A-Za-z0-9_-]*; got '../x'"),
         ({"study.reduction": 1}, "study.reduction: must be at least 2; got 1"),
         (
             {"study.pruner": "pareto", "tasks.s3.tokens": 512},

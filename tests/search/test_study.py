@@ -108,6 +108,21 @@ def test_an_exhausted_space_ends_the_study(search):
     assert again.message.startswith("finished before")
 
 
+def test_a_finished_study_goes_on_where_the_space_has_changed(search):
+    small = {"space.placement": ["first"], "space.mixers": {}, "space.count.high": 1, "study.confirm.seeds": 1}
+    assert search(small, trials=9).message == "every candidate of the space has been seen (3)"
+    larger = search({"space.count.high": 2, "study.confirm.seeds": 2}, trials=9, accept_changes=True)
+    assert larger.message == "every candidate of the space has been seen (4)"
+    assert len(larger.evidence["confirmed"][0]["metrics"]) == 2
+    assert search(trials=9).message.startswith("finished before")
+
+
+def test_a_space_too_large_for_brute_force_leaves_nothing_behind(search, tmp_path):
+    with pytest.raises(ConfigError, match="brute_force takes spaces of at most 4000 ways"):
+        search({"study.sampler": "brute_force", "space.mixers.M.key_head_dim": {"low": 1, "high": 2000}})
+    assert not (tmp_path / "tiny").exists()
+
+
 def test_what_the_measured_budget_refuses_does_not_win(search, instant_trial):
     instant_trial("refuse")
     conclusion = search({"budget.train_tokens_per_second": {"at_least": 0.3, "of": "base"}})
