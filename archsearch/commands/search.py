@@ -77,11 +77,14 @@ def run(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace, space: Any) -> Any:
     from archsearch.config import ConfigError
     from archsearch.search.session import Options
+    from archsearch.search.space import MOST_SEED
 
     trials = space.study.trials if args.trials is None else args.trials
     for name, value, least in (("--trials", trials, 1), ("--workers", args.workers, 1), ("--seed", args.seed or 0, 0)):
         if value < least:
             raise ConfigError(f"{name}: must be at least {least}; got {value}")
+    if (args.seed or 0) > MOST_SEED:
+        raise ConfigError(f"--seed: must be at most {MOST_SEED}; got {args.seed}")
     return Options(
         file=args.space,
         output=args.output,

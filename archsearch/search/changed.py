@@ -1,7 +1,7 @@
 """What may change in a study that has begun, and what has: for spaces and seeds, with `--accept-changes`.
 
 Results that are on record were found with an architecture, tasks, objectives and a budget; under others they would mean
-something else, so these stay. What is still to be tried may change: counts, placements, choices, and all of `study`.
+something else, so these stay. What is still to be tried may change: counts, placements, choices, and `study`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from archsearch.config import ConfigError
 from archsearch.search.choices import Scalar
 
 LASTING = ("name", "architecture", "space.replace", "space.with", "tasks", "objectives", "budget")
+
+BY_RUNGS = ("study.rungs", "study.reduction")
+"""What else stays under a pruner of Optuna, which keeps values by the number of a rung alone."""
 
 MARK = "@"
 """Optuna wants one list of choices for a parameter: changed ones belong to a parameter `placement@2`."""
@@ -44,7 +47,8 @@ def accept(
     changed = changes(saved, written)
     what = "seed" if all(text.startswith("seed:") for text in changed) else "space"
     begun = f"{where}: the {what} has changed since this study began ({'; '.join(changed)})"
-    if lasting := [text for text in changed if text.split(":")[0].startswith(LASTING)]:
+    pruned = saved.get("study", {}).get("pruner") in ("asha", "hyperband")
+    if lasting := [text for text in changed if text.split(":")[0].startswith(LASTING + BY_RUNGS * pruned)]:
         raise ConfigError(f"{begun}; what is on record was found with the {_names(lasting)} of then; {otherwise}")
     if changed and not accepted:
         raise ConfigError(f"{begun}; --accept-changes goes on and keeps that on record, {otherwise}")
@@ -103,7 +107,7 @@ def plain_names(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names(texts: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(next(key for key in LASTING if text.startswith(key)) for text in texts))
+    return ", ".join(dict.fromkeys(next(key for key in LASTING + BY_RUNGS if text.startswith(key)) for text in texts))
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -85,7 +85,8 @@ def _begin(folder: Path, space: Space, database: Database | None) -> None:
         save_yaml(saved, space.written)
     if database and not (folder / STORAGE).exists():
         save_yaml(folder / STORAGE, {"storage": str(database)})
-    if database is None and (folder / "evidence.json").exists() and not (folder / SQLITE).exists():
+    begun = (folder / SQLITE).exists() and (folder / SQLITE).stat().st_size
+    if database is None and (folder / "evidence.json").exists() and not begun:
         raise ConfigError(f"{folder}: a recorded study without its database cannot go on; --fresh begins anew")
 
 

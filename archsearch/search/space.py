@@ -27,6 +27,9 @@ KEYS = ("replace", "with", "count", "placement", "mixers", "patterns", "backbone
 STRATEGIES = ("ddp", "fsdp2")
 """How the devices of a trial share its model: each holds all of it, or a shard."""
 
+MOST_SEED = 2**31 - 1
+"""Confirmation adds to a seed, and generators of random numbers take 32 bits."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Confirm:
@@ -198,6 +201,8 @@ def _study(values: object, objectives: int, where: Where) -> StudyOptions:
     ):
         if value < least:
             raise (where / name).error(f"must be at least {least}; got {value}")
+    if study.seed > MOST_SEED:
+        raise (where / "seed").error(f"must be at most {MOST_SEED}; got {study.seed}")
     if study.timeout_per_trial <= 0:
         raise (where / "timeout_per_trial").error(f"must be positive; got {study.timeout_per_trial}")
     return study

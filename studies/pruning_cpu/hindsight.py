@@ -5,8 +5,11 @@ known. Says whether completed trials have the landscape's values, too.
 """
 
 import json
+import math
 import sys
 from pathlib import Path
+
+from archsearch.search.ledger import kendall
 
 
 def main(evidence: str, landscape: str) -> None:
@@ -15,13 +18,19 @@ def main(evidence: str, landscape: str) -> None:
     task, metric, sign = objective["task"], objective["metric"], 1 if objective["direction"] == "minimize" else -1
     rows = [json.loads(line) for line in Path(landscape).read_text().splitlines()]
     whole = {row["key"]: row["metrics"][task][metric] for row in rows if row["seed"] == found["seed"]}
-    completed = {x["key"]: x["values"][0] for x in found["trials"] if x["outcome"] == "completed"}
-    pruned = {x["key"]: whole[x["key"]] for x in found["trials"] if x["outcome"] == "pruned"}
+    known = [x for x in found["trials"] if x["key"] in whole]  # two published placements have a shape of their own
+    completed = {x["key"]: x["values"][0] for x in known if x["outcome"] == "completed"}
+    pruned = {x["key"]: whole[x["key"]] for x in known if x["outcome"] == "pruned"}
     apart = max(abs(value - whole[key]) for key, value in completed.items())
     print(f"{len(completed)} completed, at most {apart:.2g} from the landscape; {len(pruned)} pruned")
     tried = sorted([*(whole[key] for key in completed), *pruned.values()], key=lambda value: sign * value)
     best = min(completed, key=lambda key: sign * whole[key])
     print(f"best completed {whole[best]:.4f}: place {tried.index(whole[best]) + 1} of the {len(tried)} that were tried")
+    for number in sorted({rung["number"] for x in known for rung in x["rungs"]}):
+        there = [(rung["values"][0], whole[x["key"]]) for x in known for rung in x["rungs"] if rung["number"] == number]
+        tau, low, high = kendall(*zip(*there, strict=True)) or (math.nan,) * 3
+        interval = f"{tau:.2f} ({low:.2f} to {high:.2f})"
+        print(f"rung {number}, all {len(there)} that came to it: Kendall's tau with the end {interval}")
     lost = [tried.index(value) + 1 for value in pruned.values()]
     print(f"places of pruned ones among them, had they gone on: {sorted(lost)}")
     every = sorted(whole.values(), key=lambda value: sign * value)

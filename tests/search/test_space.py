@@ -156,6 +156,7 @@ def test_a_letter_that_is_not_written_has_its_defaults(parse):
         ({"study.rungs": 0}, "study.rungs: must be at least 1; got 0"),
         ({"study.rungs": 10**9, "study.pruner": "pareto"}, "study.rungs: 1000000000 with reduction 3 need tasks of"),
         ({"tasks": {"../x": {}}}, "tasks: names must match [A-Za-z0-9][A-Za-z0-9_-]*; got '../x'"),
+        ({"study.seed": 2**31}, "study.seed: must be at most 2147483647; got 2147483648"),
         ({"study.reduction": 1}, "study.reduction: must be at least 2; got 1"),
         (
             {"study.pruner": "pareto", "tasks.s3.tokens": 512},

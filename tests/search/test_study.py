@@ -4,6 +4,8 @@ import json
 import warnings
 
 import optuna
+from pathlib import Path
+
 import pytest
 
 from archsearch.config import ConfigError, load_yaml, save_yaml
@@ -233,6 +235,15 @@ def test_what_results_were_found_with_may_not_change(search, key, value, named):
         search({key: value}, accept_changes=True)
 
 
+def test_the_rungs_of_asha_may_not_change(search, parse):
+    asha = {"study.pruner": "asha", "objectives": parse().written["objectives"][:1]}
+    search(asha, stop_after=0.0)
+    with pytest.raises(
+        ConfigError, match=r"study\.reduction: .* -> 2.*was found with the study\.reduction of then; --fresh"
+    ):
+        search({**asha, "study.reduction": 2}, accept_changes=True)
+
+
 def test_another_seed_is_refused_or_accepted_and_on_record(search):
     search(stop_after=0.0)
     with pytest.raises(ConfigError, match=r"the seed has changed since this study began \(seed: 0 -> 1\); --accept-ch"):
@@ -258,9 +269,10 @@ def test_a_folder_that_cannot_be_written_is_one_line(search, tmp_path):
 
 def test_a_recorded_study_without_its_database_is_not_overwritten(search, tmp_path):
     search()
-    (tmp_path / "tiny" / "study.db").unlink()
-    with pytest.raises(ConfigError, match="a recorded study without its database"):
-        search()
+    for damage in (Path.unlink, Path.touch):
+        damage(tmp_path / "tiny" / "study.db")
+        with pytest.raises(ConfigError, match="a recorded study without its database"):
+            search()
 
 
 def test_a_worker_adopts_what_a_dead_one_left_and_leaves_alone_what_a_live_one_runs(parse, tmp_path):
