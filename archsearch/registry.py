@@ -7,7 +7,9 @@ a package that declares the entry-point group `archsearch.mixers`, and any modul
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -141,10 +143,15 @@ def default_letters() -> dict[str, Plugin]:
 
 
 def import_plugin(module: str) -> None:
-    """Import a module of the user's that registers mixers. Raises ConfigError where it cannot be imported."""
+    """Import a module of the user's that registers mixers, from what is installed or from the current folder.
+
+    Raises ConfigError where it cannot be imported.
+    """
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # last, so that nothing in it hides what is installed
     try:
         importlib.import_module(module)
-    except ImportError as error:
+    except (ImportError, SyntaxError) as error:
         raise ConfigError(f"--plugin {module}: cannot be imported: {error}") from None
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,6 +56,17 @@ def test_without_the_plugin_its_letter_and_name_are_unknown() -> None:
 def test_a_plugin_that_cannot_be_imported_is_an_error_of_the_users() -> None:
     with pytest.raises(ConfigError, match="--plugin no_such_package: cannot be imported: No module named"):
         registry.import_plugin("no_such_package")
+
+
+def test_a_plugin_lies_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "module_of_mine.py").write_text("here = True")
+    (tmp_path / "half_a_module.py").write_text("here = (")
+    registry.import_plugin("module_of_mine")
+    assert sys.modules.pop("module_of_mine").here
+    with pytest.raises(ConfigError, match=r"--plugin half_a_module: cannot be imported: '\(' was never closed"):
+        registry.import_plugin("half_a_module")
 
 
 @pytest.mark.usefixtures("third_party")
