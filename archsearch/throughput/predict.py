@@ -64,9 +64,9 @@ class Predictor:
 
     def __init__(self, table: CostTable, warning: str | None = None) -> None:
         self.table, self.warning = table, warning
-        self._known = known = [x for x in table.wholes.values() if all(part in table.costs for part in x.parts)]
-        self._residuals = summarise([_residual(table, whole) for whole in known])
-        self._of_bytes = summarise([x for whole in known if (x := _bytes_residual(table, whole)) is not None])
+        self._known = known = {key: x for key, x in table.wholes.items() if all(y in table.costs for y in x.parts)}
+        self._residuals = summarise([_residual(table, whole) for whole in known.values()])
+        self._of_bytes = summarise([x for whole in known.values() if (x := _bytes_residual(table, whole)) is not None])
 
     @property
     def source(self) -> str:
@@ -74,26 +74,29 @@ class Predictor:
         return "predicted" if self.warning is None else f"predicted for another machine, {self.table.key.card}"
 
     def predict(self, architecture: Architecture) -> Estimate:
-        """Return the seconds per step. Raises MissingPartsError."""
-        return self._estimate(parts_of(architecture))
+        """Return the seconds per step; of what was measured whole, those. Raises MissingPartsError."""
+        parts, found = parts_of(architecture), self._residuals_of(architecture)
+        total = self._sum(parts)
+        error = 0.0 if self.measured(architecture) else self._error(parts) / total
+        return Estimate(
+            median=total * math.exp(found.bias), spread=math.hypot(error, found.spread), freedom=found.freedom
+        )
 
     def relative(self, architecture: Architecture, anchor: Architecture) -> Estimate:
-        """Return the ratio of throughputs, architecture to anchor; what both have in common cancels.
+        """Return the ratio of throughputs, architecture to anchor; errors of what both have in common cancel.
 
         Raises MissingPartsError.
         """
         parts, others = parts_of(architecture), parts_of(anchor)
-        if parts == others:
-            return Estimate(median=1.0, spread=math.sqrt(2) * self._residuals.spread, freedom=self._residuals.freedom)
+        own, base = self._residuals_of(architecture), self._residuals_of(anchor)
+        total = self._sum(parts)
         differing = {name: parts.get(name, 0) - others.get(name, 0) for name in {**parts, **others}}
-        own, base = self._sum(parts), self._sum(others)
-        residuals = self._residuals_beside(anchor)
-        error = self._error({name: count for name, count in differing.items() if count}) / own
-        bias = residuals.bias if residuals.number else 0.0
+        known = self.measured(architecture) and self.measured(anchor)
+        error = 0.0 if known else self._error(differing) / total
         return Estimate(
-            median=base / own * math.exp(-bias),
-            spread=math.hypot(error, residuals.spread),
-            freedom=residuals.freedom,
+            median=self._sum(others) / total * math.exp(base.bias - own.bias),
+            spread=math.hypot(error, own.spread, base.spread),
+            freedom=min(own.freedom, base.freedom),
         )
 
     def peak_memory(self, architecture: Architecture) -> Estimate | None:
@@ -112,24 +115,17 @@ class Predictor:
         return self._sum(parts_of(architecture))
 
     def measured(self, architecture: Architecture) -> Whole | None:
-        """Return what this very pattern, or one with the same blocks in another order, took as a whole."""
+        """Return what this very pattern took as a whole, if the table has it."""
         parts = parts_of(architecture)
-        return next((whole for whole in self._known if whole.parts == parts), None)
+        alike = any(whole.parts == parts for whole in self._known.values())  # cheaper than the id
+        return self._known.get(architecture.id) if alike else None
 
-    def _estimate(self, parts: Mapping[str, int]) -> Estimate:
-        total, found = self._sum(parts), self._residuals
-        spread = math.hypot(self._error(parts) / total, found.spread)
-        return Estimate(median=total * math.exp(found.bias), spread=spread, freedom=found.freedom)
-
-    def _residuals_beside(self, anchor: Architecture) -> Residuals:
-        """Return the residuals relative to the anchor's, where it was measured whole; a bias of all is none then."""
-        measured = self.measured(anchor)
-        if measured is None:
-            found = self._residuals
-            return Residuals(bias=0.0, spread=math.sqrt(2) * found.spread, freedom=found.freedom, number=0)
-        own = _residual(self.table, measured)
-        others = [whole for whole in self._known if whole.parts != measured.parts]
-        return summarise([_residual(self.table, whole) - own for whole in others])
+    def _residuals_of(self, architecture: Architecture) -> Residuals:
+        """Return what is to be expected beside the sum of the parts: what was seen, where it was measured whole."""
+        if (whole := self.measured(architecture)) is None:
+            return self._residuals
+        error = whole.error / whole.seconds
+        return Residuals(bias=_residual(self.table, whole), spread=error, freedom=max(1, whole.rounds - 1), number=1)
 
     def _sum(self, parts: Mapping[str, int]) -> float:
         self._check(parts)

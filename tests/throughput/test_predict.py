@@ -71,12 +71,18 @@ def test_relative_to_a_base_that_was_measured_what_both_have_in_common_cancels()
     assert Predictor(table).relative(model("R7A"), model("R7A")).median == 1.0
 
 
-def test_relative_to_a_base_that_was_measured_what_the_others_have_in_common_counts():
+def test_what_was_measured_whole_is_what_it_took_and_ratios_are_those_of_the_predictions():
     table = table_of()
     for pattern, unseen in (("R7A", 0.0), ("R6MA", 0.02), ("R4M3A", 0.02)):
         add_whole(table, pattern, truth(resolve(pattern).pattern, unseen))
-    ratio = Predictor(table).relative(model("R5M2A"), model("R7A"))
-    assert ratio.median == pytest.approx(truth("R" * 7 + "A") / truth("RRRRRMMA") / 1.02)
+    predictor = Predictor(table)
+    assert predictor.predict(model("R6MA")).median == pytest.approx(1.02 * truth("RRRRRRMA"))
+    assert predictor.predict(model("R6MA")).spread == pytest.approx(1e-5)
+    for one, other in (("R5M2A", "R7A"), ("R7A", "R5M2A"), ("R6MA", "R7A"), ("R5M2A", "R3M4A")):
+        times = [predictor.predict(model(x)).median for x in (one, other)]
+        assert predictor.relative(model(one), model(other)).median == pytest.approx(times[1] / times[0])
+    assert predictor.relative(model("R6MA"), model("R7A")).spread < 1e-4
+    assert predictor.relative(model("R5M2A"), model("R3M4A")).spread > 0.01
 
 
 def test_intervals_cover_as_often_as_they_say():
@@ -94,7 +100,7 @@ def test_intervals_cover_as_often_as_they_say():
             count = drawn.randint(0, 6)
             pattern = "M" * count + "R" * (21 - count) + "AAA"
             add_whole(table, pattern, truth(pattern, unseen()))
-        pattern = "M" * 4 + "R" * 17 + "AAA"
+        pattern = "R" * 17 + "M" * 4 + "AAA"
         seconds, predictor = truth(pattern, unseen()), Predictor(table)
         low, high = predictor.predict(model(pattern)).interval(0.95)
         covered += low <= seconds <= high
