@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from archsearch.files import write_atomic
 
@@ -105,7 +105,10 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
             raise where.error("must hold a mapping (key: value)")
         return cast("dict[str, Any]", OmegaConf.to_container(loaded, resolve=True))
     except (YAMLError, OmegaConfBaseException) as error:
-        raise where.error(f"is not valid YAML: {' '.join(str(error).split())}") from None
+        rule = " ".join(str(error).split())
+        if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark):
+            rule = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+        raise where.error(f"is not valid YAML: {rule}") from None
 
 
 def save_yaml(path: str | Path, values: Mapping[str, Any]) -> None:

@@ -106,7 +106,7 @@ def test_yaml_is_written_and_read_back(tmp_path):
         ("a: [1, 2", "is not valid YAML"),
         ("a: ${missing}", "is not valid YAML"),
         ("- 1\n- 2", "must hold a mapping"),
-        ("a: 1\na: 2", "is not valid YAML"),
+        ("a: 1\na: 2", "is not valid YAML: line 2, column 1: found duplicate key a"),
         ("a: !!python/object/apply:os.getcwd []", "is not valid YAML"),
     ],
 )

@@ -112,6 +112,8 @@ def _write_folder(
     with writing(args.output):
         write_folder_atomic(args.output, lambda folder: _fill(folder, write, architecture, given, evidence))
     print(f"wrote {args.output}")
+    if args.checkpoint is None:
+        print("note: the weights are freshly initialised; --checkpoint exports trained ones", file=sys.stderr)
 
 
 def _fill(

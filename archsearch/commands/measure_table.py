@@ -6,10 +6,14 @@ import argparse
 import json
 import shlex
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from archsearch.commands.measure_options import MODE, PART_LIMIT, SETTINGS, conditions_of, describe, write
 from archsearch.commands.measure_print import describe_table, print_predicted
+
+if TYPE_CHECKING:
+    from archsearch.architecture import Architecture
 
 
 def make(args: argparse.Namespace) -> int:
@@ -69,7 +73,7 @@ def predict(args: argparse.Namespace) -> int:
     from archsearch.config import ConfigError
     from archsearch.throughput.cost_table import check_usable, load_table, with_vocabulary
     from archsearch.throughput.machine import key_of_this_machine
-    from archsearch.throughput.predict import MissingPartsError, Predictor
+    from archsearch.throughput.predict import Predictor
 
     table = load_table(args.predict)
     key = table.key
@@ -79,10 +83,10 @@ def predict(args: argparse.Namespace) -> int:
     architectures = [with_vocabulary(resolve(text, args.like)) for text in args.architectures]
     anchor = with_vocabulary(resolve(args.against, args.like)) if args.against else architectures[0]
     for architecture in architectures:
-        try:
-            seconds, ratio = predictor.predict(architecture), predictor.relative(architecture, anchor)
-        except MissingPartsError as error:
-            raise ConfigError(f"{args.predict}: {error}; archsearch measure --table adds what a space holds") from None
+        if missing := [*table.missing(architecture), *table.missing(anchor)]:
+            way_out = "archsearch measure --table adds what a space holds"
+            raise ConfigError(f"{args.predict}: not in the table: {_named(missing, architecture, anchor)}; {way_out}")
+        seconds, ratio = predictor.predict(architecture), predictor.relative(architecture, anchor)
         memory = predictor.peak_memory(architecture)
         low, high = seconds.interval(args.confidence)
         rows.append(
@@ -103,3 +107,15 @@ def predict(args: argparse.Namespace) -> int:
     if not args.json:
         print_predicted(figures, args.confidence)
     return 0
+
+
+def _named(parts: Sequence[str], *architectures: Architecture) -> str:
+    """Return parts of a table in words, by the letters that stand for them."""
+    from archsearch.throughput.cost_table import part_of
+
+    words = {
+        part_of(x, letter): f"{letter}: {x.mixers[letter].type}, {x.mixers[letter].options.shape()}"
+        for x in architectures
+        for letter in x.pattern
+    }
+    return "; ".join(dict.fromkeys(words.get(part, part) for part in parts))

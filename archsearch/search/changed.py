@@ -22,6 +22,9 @@ LASTING = ("name", "architecture", "space.replace", "space.with", "tasks", "obje
 BY_RUNGS = ("study.rungs", "study.reduction")
 """What else stays under a pruner of Optuna, which keeps values by the number of a rung alone."""
 
+PATIENCE = "budget.time_limit:"
+"""How long a speed is measured at most changes no limit."""
+
 MARK = "@"
 """Optuna wants one list of choices for a parameter: changed ones belong to a parameter `placement@2`."""
 
@@ -48,8 +51,9 @@ def accept(
     what = "seed" if all(text.startswith("seed:") for text in changed) else "space"
     begun = f"{where}: the {what} has changed since this study began ({'; '.join(changed)})"
     pruned = saved.get("study", {}).get("pruner") in ("asha", "hyperband")
-    if lasting := [text for text in changed if text.split(":")[0].startswith(LASTING + BY_RUNGS * pruned)]:
-        raise ConfigError(f"{begun}; what is on record was found with the {_names(lasting)} of then; {otherwise}")
+    lasting = LASTING + BY_RUNGS * pruned
+    if kept := [text for text in changed if text.startswith(lasting) and not text.startswith(PATIENCE)]:
+        raise ConfigError(f"{begun}; what is on record was found with the {_names(kept)} of then; {otherwise}")
     if changed and not accepted:
         raise ConfigError(f"{begun}; --accept-changes goes on and keeps that on record, {otherwise}")
     return changed

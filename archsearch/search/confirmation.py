@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from archsearch.search.database import GONE
-from archsearch.search.failures import DEVICE, HeldUpError, distrust
+from archsearch.search.failures import DEVICE, TIMEOUT, HeldUpError, distrust
 from archsearch.search.process import Report, run_trial
 from archsearch.search.retry import run_to_its_end
 from archsearch.search.rows import Row
@@ -59,7 +60,7 @@ def confirm(study: Study, watch: Watch) -> list[Confirmed] | None:
     runs = [_run(study, row, seed) for row in chosen for seed in fresh_seeds(study.space, study.store.seed)]
     while True:
         reports = study.patiently(study.store.confirmations)
-        missing = [run for run in runs if run.key not in reports]
+        missing = [run for run in runs if not _is_there(study, run, reports)]
         if not missing:
             return [_confirmed(row, {run.seed: reports[run.key] for run in runs if run.row is row}) for row in chosen]
         if study.limits.stopped():
@@ -92,7 +93,7 @@ def _take(study: Study, run: Run, watch: Watch) -> bool:
     if not study.patiently(partial(lock.take, wait=False)):
         return False
     try:
-        if run.key not in study.patiently(study.store.confirmations):
+        if not _is_there(study, run, study.patiently(study.store.confirmations)):
             with study.store.work_in(study.store.folder / "trials" / run.name) as folder:
                 launch = partial(
                     study.launch or run_trial,
@@ -105,12 +106,20 @@ def _take(study: Study, run: Run, watch: Watch) -> bool:
                 report = run_to_its_end(launch, folder, retries=retries, say=say, stopped=study.limits.stopped)
             if report.get("cause") == DEVICE:  # not on record: a sound GPU can still train it
                 raise distrust(run.name, report.get("reason"))
+            if report.get("cause") == TIMEOUT:
+                report = {**report, "timeout": study.space.study.timeout_per_trial}
             study.patiently(partial(study.store.record_confirmation, run.key, report))
     except TrialTakenError:
         study.view.say(f"{run.name}: another worker has it by now")
     finally:
         lock.release()
     return True
+
+
+def _is_there(study: Study, run: Run, reports: Mapping[str, Report]) -> bool:
+    """Return whether a run has ended; one that timed out goes on once it may take longer."""
+    report = reports.get(run.key)
+    return report is not None and (report.get("timeout") or math.inf) >= study.space.study.timeout_per_trial
 
 
 def _confirmed(row: Row, reports: Mapping[int, Report]) -> Confirmed:

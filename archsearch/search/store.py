@@ -38,6 +38,9 @@ from archsearch.search.samplers import SAMPLERS, Setting, seed_of_trial
 from archsearch.search.space import Space
 from archsearch.search.work_folder import alone_in
 
+# a trial that was begun before a change of the space keeps its decisions
+warnings.filterwarnings("ignore", message="Inconsistent parameter values for distribution")
+
 PATIENCE = 5
 """After this many repeats in a row the next trial is drawn at random instead."""
 
@@ -229,7 +232,7 @@ class Store:
 
     def record_confirmation(self, key: str, report: Report) -> None:
         """Put the end of a confirmation run on record, for all workers."""
-        kept = {name: report.get(name) for name in ("outcome", "reason", "metrics", "seconds")}
+        kept = {name: report.get(name) for name in ("outcome", "reason", "metrics", "seconds", "timeout")}
         self._study.set_user_attr(CONFIRMATION + key, kept)
 
     def forget_connection(self) -> None:

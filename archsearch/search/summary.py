@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from archsearch.search.space import Space
 from archsearch.search.status import Status
 from archsearch.search.tables import FRONT, confirmed_table, make_console, rows_table
 
+AS_WRITTEN = "* as written in the space, exempt from the size tolerance"
+
 REASONS = 12
 """A survey prints so many of the commonest reasons."""
 
@@ -26,7 +29,7 @@ def print_result(space: Space, folder: Path, evidence: Mapping[str, Any], messag
     console = make_console()
     rows = [_row(trial) for trial in evidence["trials"]]
     console.print(rows_table(space, rows, {}, evidence.get("front", ())))
-    console.print("* as written in the space, exempt from the size tolerance")
+    console.print(AS_WRITTEN)
     _print_sources(console, rows)
     _print_front(console, space, rows)
     console.print()
@@ -38,6 +41,8 @@ def print_result(space: Space, folder: Path, evidence: Mapping[str, Any], messag
             f"\ntrained again with fresh seeds (mean ± {evidence['confidence']:.0%} t-interval{_together(evidence)}):\n"
         )
         console.print(confirmed_table(evidence))
+        for line in _missing_seeds(evidence["confirmed"]):
+            console.print(line, markup=False)
     console.print()
     console.print(verdict(evidence, folder), markup=False)
 
@@ -50,15 +55,15 @@ def verdict(evidence: Mapping[str, Any], folder: Path) -> str:
     best = trials[evidence["winner"]]
     text = f"winner: trial {best['number']}, {_name(best)}"
     found = next((x for x in evidence["confirmed"] if x["trial"] == best["number"]), None)
-    return (
-        f"{text}; {_against_base(found)}{_ties(evidence)}\nwritten to {folder / 'best'} and {folder / 'evidence.json'}"
-    )
+    written = f"written to {folder / 'best'} and {folder / 'evidence.json'}"
+    return f"{text}; {_against_base(found, evidence)}{_ties(evidence)}\n{written}"
 
 
 def print_status(status: Status) -> None:
     """Print what a study ran, is running and refused."""
     console = make_console()
-    console.print(rows_table(status.space, status.rows, status.alive, status.front))
+    doing = {**status.alive, **{number: {"phase": "interrupted"} for number in status.abandoned}}
+    console.print(rows_table(status.space, status.rows, doing, status.front))
     _print_sources(console, status.rows)
     _print_front(console, status.space, status.rows)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in status.counts.items())
@@ -66,7 +71,9 @@ def print_status(status: Status) -> None:
     _print_ledger(console, status.pruning)
     if status.abandoned:
         numbers = ", ".join(map(str, status.abandoned))
-        console.print(f"abandoned by a killed worker: {numbers}; the next worker of this study takes them up again")
+        console.print(
+            f"interrupted, or left by a killed worker: {numbers}; the next worker of this study goes on there"
+        )
     if status.evidence:
         console.print(verdict(status.evidence, status.folder), markup=False)
 
@@ -136,9 +143,17 @@ def _print_inspected(console: Console, inspected: list[Mapping[str, Any]]) -> No
     for found in inspected:
         figures = [f"{found[key]:,}" if found[key] is not None else "" for key in ("parameters", "state_bytes")]
         change = f"{found['parameters_change']:+.1%}" if found["parameters_change"] is not None else ""
-        texts = [found["given"] or "", found["pattern"], found["shape"], figures[0], change, figures[1]]
+        texts = [
+            f"{found['given']}*" if found["given"] else "",
+            found["pattern"],
+            found["shape"],
+            figures[0],
+            change,
+            figures[1],
+        ]
         table.add_row(*(escape(text) for text in [*texts, found["refusal"] or "legal"]))
     console.print(table)
+    console.print(AS_WRITTEN)
 
 
 def _nothing(evidence: Mapping[str, Any], trials: Mapping[int, Mapping[str, Any]]) -> str:
@@ -149,11 +164,11 @@ def _nothing(evidence: Mapping[str, Any], trials: Mapping[int, Mapping[str, Any]
     return f"no candidate meets the budget; the nearest is trial {near['number']}, {_name(near)}: {near['reason']}"
 
 
-def _against_base(found: Mapping[str, Any] | None) -> str:
+def _against_base(found: Mapping[str, Any] | None, evidence: Mapping[str, Any]) -> str:
     if found is None:
         return "not confirmed with fresh seeds (study.confirm)"
     if found["is_base"]:
-        return "the base itself: nothing that was tried is better"
+        return _base_itself(evidence)
     objective = found["objectives"][0]
     difference = objective["difference_to_base"]
     if difference is None or difference["low"] is None:
@@ -162,6 +177,26 @@ def _against_base(found: Mapping[str, Any] | None) -> str:
     if difference["is_tie"]:
         return f"{objective['label']} against the base {interval}: a tie"
     return f"{objective['label']} against the base {interval} over {difference['seeds']} seeds"
+
+
+def _base_itself(evidence: Mapping[str, Any]) -> str:
+    """Return why the base has won: nothing is better, or nothing else could be trained."""
+    others = [x for x in evidence["trials"] if x["given"] != "base" and x["outcome"] not in ("duplicate", "waiting")]
+    if not others or any(x["outcome"] in ("completed", "pruned") for x in others):
+        return "the base itself: nothing that was tried is better"
+    ends = ", ".join(f"{count} {end}" for end, count in Counter(x["outcome"] for x in others).items())
+    undecided = any(": undecided, from" in (x["reason"] or "") for x in others)
+    hint = "; a longer budget.time_limit, or a cost table, decides more" if undecided else ""
+    return f"the base itself: no other candidate was trained ({ends}){hint}; the first: {others[0]['reason']}"
+
+
+def _missing_seeds(confirmed: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return why seeds have no result, and what helps."""
+    missing = [(x["trial"], seed, reason) for x in confirmed for seed, reason in x["failures"].items()]
+    lines = [f"trial {number} with seed {seed} failed: {reason}" for number, seed, reason in missing]
+    if any("(study.timeout_per_trial)" in line for line in lines):
+        lines.append("with a longer study.timeout_per_trial and --accept-changes these seeds go on")
+    return lines
 
 
 def _ties(evidence: Mapping[str, Any]) -> str:

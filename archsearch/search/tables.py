@@ -48,6 +48,12 @@ def cells(space: Space, row: Row, report: Report | None = None, front: Collectio
     ]
 
 
+def headings(space: Space) -> list[str]:
+    """Return what the cells of a trial are."""
+    labels = [objective.label for objective in space.objectives]
+    return ["trial", "pattern", "shape", "parameters", "vs base", "speed", *labels, "outcome"]
+
+
 def number(value: float, sign: str = "") -> str:
     """Return a figure for people: from a thousand on in full."""
     return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.{3 if sign else 4}g}"
@@ -72,10 +78,11 @@ def doing(report: Report) -> str:
 
 def rows_table(space: Space, rows: Sequence[Row], running: Mapping[int, Report], front: Collection[int] = ()) -> Table:
     """Return a row per trial, repeats left out; what is on the `front` is marked."""
-    table = Table("trial", "pattern", "shape", box=None, pad_edge=False, header_style="bold")
-    for name in ("parameters", "vs base", "speed", *(objective.label for objective in space.objectives)):
+    *names, last = headings(space)
+    table = Table(*names[:3], box=None, pad_edge=False, header_style="bold")
+    for name in names[3:]:
         table.add_column(name, justify="right")
-    table.add_column("outcome")
+    table.add_column(last)
     for row in rows:
         if row.outcome not in ("duplicate", "waiting"):
             texts = [escape(text) for text in cells(space, row, running.get(row.number), front)]

@@ -15,7 +15,7 @@ from archsearch.search.process import Report, read_report
 from archsearch.search.rows import Row
 from archsearch.search.space import Space
 from archsearch.search.store import trial_folder
-from archsearch.search.tables import cells, doing, make_console, rows_table
+from archsearch.search.tables import cells, doing, headings, make_console, rows_table
 
 SHOWN = 30
 """The live table holds so many of the latest trials; the final one holds all."""
@@ -70,8 +70,10 @@ class StudyView:
     def _print_news(self, rows: Sequence[Row]) -> None:
         for row in rows:
             if row.outcome not in ("duplicate", "waiting", "running") and (row.number, "ended") not in self._printed:
+                if not any(what == "ended" for _, what in self._printed):
+                    self.say(f"{'  '.join(headings(self._space))}; * as written in the space")
                 self._printed.add((row.number, "ended"))
-                self.say("  ".join(text for text in cells(self._space, row) if text))
+                self.say("  ".join(text or "-" for text in cells(self._space, row)))
         ended = sum(row.outcome == "completed" for row in rows)
         if ended and not self._estimated:
             self._estimated = ended

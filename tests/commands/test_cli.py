@@ -50,6 +50,18 @@ def test_mixers_says_why_a_backend_is_missing(capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["m2rnn"]["letters"] == "M"
 
 
+def test_a_mixer_says_what_it_takes(capsys):
+    assert main(["mixers", "m2rnn"]) == 0
+    shown = capsys.readouterr().out
+    assert "`conv_width: null` leaves out the short convolution" in shown
+    assert ["conv_width", "int", "|", "None", "4"] in [line.split() for line in shown.splitlines()]
+    assert main(["mixers", "M", "--json"]) == 0
+    options = json.loads(capsys.readouterr().out)
+    assert options["num_gate_heads"] == {"type": "int | None", "default": None}
+    assert main(["mixers", "m3rnn"]) == 1
+    assert "unknown mixer 'm3rnn' (did you mean 'm2rnn'?)" in capsys.readouterr().err
+
+
 def test_a_plugin_that_cannot_be_imported_is_named(capsys):
     assert main(["mixers", "--plugin", "no_such_module"]) == 1
     assert "--plugin no_such_module: cannot be imported" in capsys.readouterr().err

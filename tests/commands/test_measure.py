@@ -112,7 +112,7 @@ def test_a_table_of_another_machine_is_not_added_to_and_predicts_with_a_warning(
     assert main(ask) == 0
     assert "warning: predicted for another machine, NVIDIA H200" in " ".join(capsys.readouterr().out.split())
     assert main(["measure", "S3A", "--like", str(space), "--predict", str(table)]) == 1
-    assert "not in the table: mamba2" in capsys.readouterr().err
+    assert "not in the table: S: mamba2, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,6 @@ def test_a_file_by_hand_may_leave_out_what_has_a_default_there(tmp_path: Path) -
         ({"type": "m2rnn", "num_gate_heads": 2}, {}, "num_gate_heads must equal num_heads there; got 2 of 4"),
         ({"type": "m2rnn", "num_value_heads": 2}, {}, "num_value_heads must be 1 or num_heads there with a residual"),
         ({"type": "m2rnn", "conv_width": None}, {}, "without a convolution there is no activation there; got"),
-        ({"type": "m2rnn", "weight_init": "orthogonal"}, {}, "got weight_init=orthogonal, weight_init_gain=1.0"),
         ({"type": "rnn"}, {"norm_eps": 1e-6}, "its norm has eps 1e-05 there, whatever the model's; got norm_eps=1e-06"),
         ({"type": "rnn", "num_input_heads": 2}, {}, "num_input_heads must equal num_heads there where there is a conv"),
         ({"type": "attention", "num_heads": 3, "head_dim": 16}, {}, "num_heads must divide the hidden size there"),
@@ -286,6 +285,16 @@ def test_what_lm_engine_cannot_say_names_layer_and_reason(mixers: Values, sizes:
         to_lm_engine(build("GX", {"X": mixers}, **sizes), TextTask())
     assert str(error.value).startswith("lm-engine: layer 1 (counted from 0), letter X, ")
     assert said in str(error.value)
+
+
+def test_what_starts_otherwise_there_is_noted() -> None:
+    start = {"weight_init": "orthogonal", "weight_init_gain": 1.5}
+    text = to_lm_engine(build("MXN", {"X": {"type": "m2rnn", **start}}), TextTask())
+    notes = [line for line in text.splitlines() if "starts the recurrent" in line]
+    assert notes == [
+        "# note: lm-engine starts the recurrent weights of X (m2rnn) at the identity, not orthogonal x 1.5",
+        "# note: lm-engine starts the recurrent weights of N (rnn) normal(0, initializer_range), not identity x 1",
+    ]
 
 
 def test_what_is_one_for_all_layers_there_names_the_layer_that_differs() -> None:
@@ -316,7 +325,7 @@ def test_a_window_counts_the_token_itself_with_us_and_not_there() -> None:
 def test_notes_say_what_no_key_can() -> None:
     experts = {"type": "moe", "num_experts": 2, "experts_per_token": 1, "intermediate_size": 8}
     text = to_lm_engine(build("NS", {"S": {"type": "mamba2", "num_groups": 2}}, mlps={"N": experts}), TextTask())
-    assert [part in text for part in ("at the identity", "z-loss", "by itself", "special tokens")] == [True] * 4
+    assert [part in text for part in ("not identity x 1", "z-loss", "by itself", "special tokens")] == [True] * 4
     assert "identity" not in to_lm_engine(build("G", {}), TextTask())
 
 

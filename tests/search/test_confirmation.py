@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -94,6 +95,20 @@ def test_what_is_on_record_is_not_trained_again_unless_it_is_another_training(wo
     workers[1].space.tasks["s3"].optimizer["learning_rate"] = 0.5
     confirm(workers[1], lambda *_: None)
     assert sorted(done) == sorted(RUNS * 2)
+
+
+@SQLITE
+def test_what_timed_out_goes_on_once_it_may_take_longer(workers):
+    study, done = workers[0], []
+    slow = {"outcome": "failed", "cause": "timeout", "reason": "timed out after 60 s (study.timeout_per_trial)"}
+    study.launch = lambda *_, **__: {**slow, "metrics": {}}
+    assert [len(x.failures) for x in confirm(study, lambda *_: None)] == [2, 2]
+    study.launch = trains(done)
+    assert [len(x.failures) for x in confirm(study, lambda *_: None)] == [2, 2]
+    longer = replace(study.space.study, timeout_per_trial=2 * study.space.study.timeout_per_trial)
+    study.space = replace(study.space, study=longer)
+    assert [len(x.metrics) for x in confirm(study, lambda *_: None)] == [2, 2]
+    assert sorted(done) == RUNS
 
 
 @SQLITE

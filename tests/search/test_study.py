@@ -234,6 +234,11 @@ def test_what_results_were_found_with_may_not_change(search, key, value, named):
         search({key: value}, accept_changes=True)
 
 
+def test_how_long_a_speed_is_measured_may_change(search):
+    search(stop_after=0.0)
+    assert search({"budget.time_limit": 33}, accept_changes=True).evidence["changes"]
+
+
 def test_the_rungs_of_asha_may_not_change(search, parse):
     asha = {"study.pruner": "asha", "objectives": parse().written["objectives"][:1]}
     search(asha, stop_after=0.0)

@@ -30,14 +30,13 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What a block has to know of the model around it. `trained`: its weights exist, how they start is no matter."""
+    """What a block has to know of the model around it."""
 
     hidden_size: int
     norm_eps: float
     rope: bool = False
     rope_theta: float = 10000.0
     aux_loss_weight: float = 0.001
-    trained: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,9 +321,6 @@ def _read_decay(block: Reader) -> Values:
 def _check_nonlinear(options: NonlinearOptions, model: Model) -> None:
     if model.norm_eps != NORM_EPS:
         raise ValueError(f"its norm has eps {NORM_EPS} there, whatever the model's; got norm_eps={model.norm_eps}")
-    if not model.trained and (options.weight_init != "identity" or options.weight_init_gain != 1):
-        got = f"weight_init={options.weight_init}, weight_init_gain={options.weight_init_gain}"
-        raise ValueError(f"how its W starts is fixed there, and only our default can be left to it; got {got}")
 
 
 def _write_nonlinear(options: NonlinearOptions) -> Values:

@@ -30,7 +30,7 @@ def to_lm_engine(architecture: Architecture, task: TrainingTask) -> str:
 
 def config_text(architecture: Architecture, *, trained: bool) -> str:
     """Return the same; where the weights are `trained` already, how they start is no matter."""
-    model = pretrained_config(architecture, trained=trained)
+    model = pretrained_config(architecture)
     comments = [letters_comment(architecture), *(f"# note: {note}" for note in notes(architecture, trained=trained))]
     return "\n".join(comments) + "\n" + _dump(_training(architecture, model))
 
@@ -41,12 +41,12 @@ def _dump(values: Values) -> str:
     return text
 
 
-def pretrained_config(architecture: Architecture, *, trained: bool = False) -> Values:
+def pretrained_config(architecture: Architecture) -> Values:
     """Return what lm-engine calls so: sizes, and per layer a sequence mixer's and an MLP's block."""
     if architecture.vocab_size is None:
         raise ConfigError("vocab_size: is required for lm-engine; the architecture leaves it to the data")
     rope = _rope(architecture)
-    model = Model(hidden_size=architecture.hidden_size, norm_eps=architecture.norm_eps, trained=trained)
+    model = Model(hidden_size=architecture.hidden_size, norm_eps=architecture.norm_eps)
     published = architecture.vocab_size == PUBLISHED_VOCABULARY
     return {
         "initializer_range": plain(architecture.init_std),
@@ -81,10 +81,18 @@ def pretrained_config(architecture: Architecture, *, trained: bool = False) -> V
 
 def notes(architecture: Architecture, *, trained: bool) -> Iterator[str]:
     """Yield what lm-engine does otherwise and no key can change, and what has to be filled in."""
+    from archsearch.mixers.common import NonlinearOptions
+
     yield f"the data path and the tokenizer are the paper's; {_token_note(architecture)}"
-    types = {layer.type for layer in architecture.layers}
-    if not trained and types & {"rnn", "gru"}:
-        yield "lm-engine starts the recurrent weights of rnn and gru normal(0, initializer_range), not at the identity"
+    started = {
+        layer.letter: (layer.type, options.weight_init, plain(options.weight_init_gain))
+        for layer in architecture.layers
+        if isinstance(options := layer.options, NonlinearOptions)
+    }
+    for letter, (name, start, gain) in ({} if trained else started).items():
+        there = "at the identity" if name == "m2rnn" else "normal(0, initializer_range)"
+        if name != "m2rnn" or (start, gain) != ("identity", 1):
+            yield f"lm-engine starts the recurrent weights of {letter} ({name}) {there}, not {start} x {gain}"
     if any(layer.mlp.type == "moe" for layer in architecture.layers):
         yield "lm-engine adds a tenth of the router's z-loss to the load-balancing loss"
     if any(layer.type == "mamba2" and layer.options.num_groups > 1 for layer in architecture.layers):  # type: ignore[attr-defined]

@@ -45,7 +45,7 @@ def write_lm_engine(
     check_same(architecture, model.architecture, checkpoint)
     architecture = model.architecture
     where = Where(f"--checkpoint: {checkpoint}")
-    config = {**pretrained_config(architecture, trained=True), "architectures": [CLASS]}
+    config = {**pretrained_config(architecture), "architectures": [CLASS]}
     text = config_text(architecture, trained=True)
     weights = to_lm_engine_weights(architecture, model.state_dict(), where)
     folder.mkdir(parents=True, exist_ok=True)
