@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,13 @@ def test_mixers_says_why_a_backend_is_missing(capsys, monkeypatch):
     assert "no: triton is not installed" in shown
     assert main(["mixers", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["m2rnn"]["letters"] == "M"
+
+
+def test_the_readme_shows_what_inspect_prints(capsys):
+    readme = Path(__file__).parents[2] / "README.md"
+    shown = readme.read_text(encoding="utf-8").split("$ archsearch inspect R6MA\n")[1].split("```")[0]
+    assert main(["inspect", "R6MA"]) == 0
+    assert capsys.readouterr().out.split() == shown.split()
 
 
 def test_a_mixer_says_what_it_takes(capsys):
