@@ -134,6 +134,8 @@ def _convert_quantities(schema: Any, values: Mapping[Any, Any], where: Where) ->
             converted[field.name] = parse_quantity(value, unit, place)
         elif isinstance(value, list) and get_origin(hints[field.name]) is dict:  # OmegaConf would not say where
             raise place.error(f"must be a mapping; got {_show(value)}")
+        elif isinstance(value, Mapping) and get_origin(hints[field.name]) is list:
+            raise place.error(f"must be a list; got {_show(value)}")
         elif isinstance(value, Mapping):
             inner, nested = _dataclass_inside(hints[field.name])
             if inner and nested:

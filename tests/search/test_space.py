@@ -127,6 +127,7 @@ def test_a_letter_that_is_not_written_has_its_defaults(parse):
             {"objectives.0.length": 17},
             "objectives[0].length: must be a length that task s3 is evaluated at (8, 16); got 17",
         ),
+        ({"objectives": {"task": "s3"}}, "space.yaml: objectives: must be a list; got {'task': 's3'}"),
         ({"objectives.0.direction": "up"}, "objectives[0].direction: Invalid value 'up'"),
         ({"budget.params": 3}, "space.yaml: budget.params: unknown key (did you mean 'parameters'?)"),
         ({"budget.parameters": {}}, "budget.parameters: must have at_least or at_most; got neither"),
