@@ -136,6 +136,9 @@ def _convert_quantities(schema: Any, values: Mapping[Any, Any], where: Where) ->
             raise place.error(f"must be a mapping; got {_show(value)}")
         elif isinstance(value, Mapping) and get_origin(hints[field.name]) is list:
             raise place.error(f"must be a list; got {_show(value)}")
+        elif isinstance(value, list) and get_args(hints[field.name]) in ((int,), (float,), (str,)):
+            if inside := [x for x in value if isinstance(x, list | Mapping)]:
+                raise place.error(f"must list plain values; got {_show(inside[0])}")
         elif isinstance(value, Mapping):
             inner, nested = _dataclass_inside(hints[field.name])
             if inner and nested:

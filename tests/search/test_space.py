@@ -102,6 +102,7 @@ def test_a_letter_that_is_not_written_has_its_defaults(parse):
             "tasks.s3.data: unknown data 'StateTrackin' (did you mean 'StateTracking'?)",
         ),
         ({"tasks.s3.data": ...}, "space.yaml: tasks.s3.data: is required"),
+        ({"tasks.s3.evaluate": [16, [1]]}, "space.yaml: tasks.s3.evaluate: must list plain values; got [1]"),
         ({"tasks.s3.evaluate": [16, "x"]}, "space.yaml: tasks.s3.evaluate[1]: value 'x' of type 'str'"),
         ({"tasks.s3.evaluate": [16, 0]}, "space.yaml: tasks.s3.evaluate[1]: must be at least 1; got 0"),
         ({"tasks.s3.eval_size": "many"}, "space.yaml: tasks.s3.eval_size: value 'many' of type 'str'"),
