@@ -1,12 +1,17 @@
-"""Print, after a run that held the mixers to their contract, which mixer has which property."""
+"""Print, after a run that held the mixers to their contract, which mixer has which property; a third party's mixer."""
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
+from archsearch import registry
+
+PLUGINS = Path(__file__).parent / "plugins"
 PROVES = "proves"
 PROPERTIES = [  # the columns, left to right
     "causal",
@@ -70,3 +75,18 @@ def _cell(passed: list[bool]) -> str:
     if not passed:
         return "-"
     return f"{len(passed)} ok" if all(passed) else f"{passed.count(False)} of {len(passed)} FAILED"
+
+
+@pytest.fixture
+def empty_plugin_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test import the third party's package and register its mixer without other tests seeing it."""
+    registry.names()
+    monkeypatch.syspath_prepend(PLUGINS)
+    monkeypatch.setattr(registry, "_plugins", dict(registry._plugins))
+    monkeypatch.delitem(sys.modules, "leaky_average", raising=False)
+
+
+@pytest.fixture
+def third_party(empty_plugin_slot: None) -> None:  # noqa: ARG001
+    """Register the third party's mixer, `leaky_average`, as `--plugin leaky_average` does."""
+    registry.import_plugin("leaky_average")

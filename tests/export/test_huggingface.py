@@ -273,14 +273,14 @@ class TestModellingFile:
         monkeypatch.setattr(archsearch, "__version__", "0.0.1")
         assert _run(text, monkeypatch)["m2rnn"].__module__ == "exported"
 
-    def test_copies_the_mixer_of_a_third_party(self, monkeypatch):
-        monkeypatch.syspath_prepend(Path(__file__).parents[1] / "plugins")
-        import_plugin("leaky_average")
+    @pytest.mark.usefixtures("third_party")
+    def test_copies_the_mixer_of_a_third_party(self):
         values = {"mixers": {"L": {"type": "leaky_average", "keep": 0.5}}}
         text = modelling_file(architecture("L", **values))
         assert "class LeakyAverage(Mixer):" in text
         assert "from leaky_average" not in text
 
+    @pytest.mark.usefixtures("empty_plugin_slot")
     def test_refuses_code_that_cannot_do_without_archsearch(self, monkeypatch, tmp_path):
         source = (Path(__file__).parents[1] / "plugins" / "leaky_average.py").read_text()
         source = source.replace("leaky_average", "stubborn_average").replace('letters="L"', 'letters="s"')

@@ -326,7 +326,9 @@ def test_a_trained_model_may_have_started_in_any_way(run: Path) -> None:
     torch.save(fresh_checkpoint(whole.architecture, whole.state_dict()), run / "last.ckpt")
     whole.architecture.save(run / "a.yaml")
     assert export(run) == 0
-    assert main(["export", str(run / "a.yaml"), "--to", "lm-engine", "-o", str(run / "b.yml")]) == 1
+    assert main(["export", str(run / "a.yaml"), "--to", "lm-engine", "-o", str(run / "b.yml")]) == 0
+    noted = ["starts the recurrent weights" in path.read_text() for path in (run / "there/config.yml", run / "b.yml")]
+    assert noted == [False, True]
 
 
 def test_corrupt_and_missing_files_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

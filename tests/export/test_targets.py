@@ -85,6 +85,7 @@ def test_a_folder_is_replaced_only_by_force_only_whole_and_only_where_it_is_an_e
 ) -> None:
     out, arguments = tmp_path / "out", ["export", str(file), "--to", "folder"]
     assert main([*arguments, "-o", str(out)]) == 0
+    assert capsys.readouterr().err == "note: the weights are freshly initialised; --checkpoint exports trained ones\n"
     assert main([*arguments, "-o", str(out)]) == 1
     assert capsys.readouterr().err == f"error: {out}: exists already; --force replaces it\n"
     assert main([*arguments, "-o", str(out), "--force", "--tokenizer", "bad"]) == 1
