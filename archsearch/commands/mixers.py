@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import inspect
 import json
+from typing import Any
 
 from rich.markup import escape
 
@@ -52,13 +53,13 @@ def _options(args: argparse.Namespace) -> int:
     plugin = registry.default_letters().get(args.mixer) or registry.get(args.mixer)
     fields = dataclasses.fields(plugin.options)
     if args.json:
-        values = {x.name: {} if x.default is dataclasses.MISSING else {"default": x.default} for x in fields}
-        figures = {field.name: {"type": str(field.type), **values[field.name]} for field in fields}
-        print(json.dumps(figures, indent=2))
+        figures = {field.name: {"type": str(field.type), **_default(field)} for field in fields}
+        print(json.dumps(figures, indent=2, default=str))
         return 0
     table = Table("option", "type", "default", box=None, pad_edge=False, header_style="bold")
     for field in fields:
-        table.add_row(field.name, escape(str(field.type)), _written(field.default))
+        written = [json.dumps(value, default=str).strip('"') for value in _default(field).values()] or ["required"]
+        table.add_row(field.name, escape(str(field.type)), *map(escape, written))
     console = Console(width=None if Console().is_terminal else 140, highlight=False)
     letters = ", ".join(plugin.letters)
     console.print(f"{plugin.name} ({letters})\n")
@@ -69,6 +70,8 @@ def _options(args: argparse.Namespace) -> int:
     return 0
 
 
-def _written(default: object) -> str:
-    """Return a default as YAML spells it."""
-    return "required" if default is dataclasses.MISSING else json.dumps(default).strip('"')
+def _default(field: dataclasses.Field[Any]) -> dict[str, Any]:
+    """Return a field's `default`, nothing where it must be given."""
+    if field.default_factory is not dataclasses.MISSING:
+        return {"default": field.default_factory()}
+    return {} if field.default is dataclasses.MISSING else {"default": field.default}

@@ -1,9 +1,11 @@
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from archsearch.cli import main
+from archsearch.commands.mixers import _default
 
 
 def test_inspect_shows_layers_and_figures(capsys):
@@ -66,6 +68,9 @@ def test_a_mixer_says_what_it_takes(capsys):
     assert main(["mixers", "M", "--json"]) == 0
     options = json.loads(capsys.readouterr().out)
     assert options["num_gate_heads"] == {"type": "int | None", "default": None}
+    fields = [("width", "int"), ("taps", "list[int]", dataclasses.field(default_factory=lambda: [1, 2]))]
+    options = dataclasses.make_dataclass("Options", fields)
+    assert [_default(field) for field in dataclasses.fields(options)] == [{}, {"default": [1, 2]}]
     assert main(["mixers", "m3rnn"]) == 1
     assert "unknown mixer 'm3rnn' (did you mean 'm2rnn'?)" in capsys.readouterr().err
 
