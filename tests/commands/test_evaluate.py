@@ -346,6 +346,7 @@ def test_tokens_of_files_are_those_of_their_tokenizer(folder, capfd):
     ],
 )
 def test_a_users_errors_are_one_line(folder, capfd, arguments, message):
+    (folder / "cache").mkdir(exist_ok=True)  # another test makes it, too, if it comes first
     content = (folder / "words" / "last.ckpt").read_bytes()
     (folder / "half.ckpt").write_bytes(content[: len(content) // 2])
     torch.save(
