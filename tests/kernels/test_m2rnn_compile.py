@@ -71,7 +71,7 @@ def shape(heads: int = 84, key: int = 64, value: int = 16, shared_by: int | None
 
 PUBLISHED = shape()
 GLUON = [
-    Case("tile-V16", plans._tile_plan(PUBLISHED, 8, 132), PUBLISHED, BF16),
+    Case("tile-V16", plans._TILE_PLAN, PUBLISHED, BF16),
     *(
         Case(f"wide-V{value}", plans._wide_plan(of), of, BF16)
         for value in (32, 48, 64)
@@ -147,11 +147,10 @@ def usage_of(compiled: object) -> Usage:
 
 def more_cases() -> Iterator[Case]:
     """Yield shapes that exercise other branches of the same configurations."""
-    yield Case("tile-V16-few", plans._tile_plan(PUBLISHED, 1, 132), PUBLISHED, BF16)
-    yield Case("tile-V16-packed", plans._tile_plan(PUBLISHED, 9, 132), PUBLISHED, BF16, packed=True)
+    yield Case("tile-V16-packed", plans._TILE_PLAN, PUBLISHED, BF16, packed=True)
     for key, value in ((20, 5), (128, 8), (4, 16)):
         of = shape(heads=6, key=key, value=value, shared_by=3)
-        yield Case(f"tile-K{key}-V{value}", plans._tile_plan(of, 2, 132), of, BF16)
+        yield Case(f"tile-K{key}-V{value}", plans._TILE_PLAN, of, BF16)
     for key, value in ((100, 17), (100, 40), (128, 64), (16, 32), (20, 63)):
         of = shape(heads=6, key=key, value=value, shared_by=3)
         for packed in (False, True):

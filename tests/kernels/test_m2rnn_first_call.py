@@ -57,7 +57,6 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Hopper:
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
     monkeypatch.setattr(launch, "_compiled", set())
     monkeypatch.setattr(plan, "gluon_available", lambda: True)
-    monkeypatch.setattr(plan, "multiprocessors", lambda _: 132)
     return driver
 
 

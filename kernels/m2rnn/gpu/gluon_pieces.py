@@ -2,6 +2,7 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 MMA = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, 1], instr_shape=[16, 8]))
 LEFT = gl.constexpr(gl.DotOperandLayout(0, MMA, 2))
@@ -42,9 +43,9 @@ def clip(x, bound):
 
 
 @gluon.jit
-def opaque(x):
-    """Hide that x is unchanged: keeps LLVM from holding products of the first stage alive for the second."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.bfloat16, is_pure=False, pack=2)
+def hide(x):
+    """Hide that x is unchanged, so that nothing computed from it before is kept for it."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -63,6 +64,54 @@ def keep_column(x, zeros32, columns, t: gl.constexpr):
         "{ .reg .pred p; setp.eq.s32 p, $2, $4; selp.b32 $0, $1, 0, p; }", "=r,r,r,r,r,r",
         [x, columns + zeros32, zeros32 + t], dtype=gl.bfloat16, is_pure=True, pack=2,
     )  # fmt: skip
+
+
+@gluon.jit
+def left_half(tile, group):
+    """Load steps 8 * group to 8 * group + 7 of a tile [16 steps, 16 rows] as [16 rows, 16], first 8 columns in use."""
+    return _half(gl.convert_layout(tile.permute([1, 0]).load(LEFT), MMA, assert_trivial=True), group)
+
+
+@gluon.jit
+def right_half(tile, group):
+    """Load the same steps of the other factor's tile [16 steps, 16 columns], laid out alike."""
+    return _half(gl.convert_layout(tile.load(RIGHT).permute([1, 0]), MMA, assert_trivial=True), group)
+
+
+@gluon.jit
+def _half(x, group):
+    group = group + gl.zeros([16, 16], gl.int32, MMA)
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $8, 0; selp.b32 $0, $6, $4, p; selp.b32 $1, $7, $5, p; "
+        "mov.b32 $2, 0; mov.b32 $3, 0; }",
+        "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r,r,r,r", [x, group], dtype=gl.bfloat16, is_pure=True, pack=8,
+    )  # fmt: skip
+
+
+@gluon.jit
+def add_outer(left, right, x, steps8, t: gl.constexpr):
+    """Return x plus the outer product of step t of `left_half` and `right_half`: two products of depth 8, masked.
+
+    They cost less than products of depth 16, the least that `mma_v2` takes. `steps8` is a column's number modulo 8.
+    """
+    mask = gl.where(steps8 == t, gl.full_like(steps8, -1), gl.zeros_like(steps8)).to(gl.int16)
+    mask += gl.zeros([16, 16], gl.int16, MMA)
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 x, y; and.b32 x, $20, $24; and.b32 y, $21, $24; "
+        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {$0, $1, $2, $3}, {$16, $17}, {x}, {$8, $9, $10, $11}; "
+        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {$4, $5, $6, $7}, {$16, $17}, {y}, {$12, $13, $14, $15}; }",
+        "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f,r,r,r,r,r,r,r,r,r,r,r,r", [x, left, right, mask],
+        dtype=gl.float32, is_pure=True, pack=8,
+    )  # fmt: skip
+
+
+@gluon.jit
+def advance(h, low, f_t, k_half, v_half, w_tile, zeros, steps8, t: gl.constexpr):
+    """Return the next state, float32; `low` is h as a bfloat16 operand."""
+    x = add_outer(k_half, v_half, zeros, steps8, t)
+    fh = f_t * h  # while the products run
+    z = tanh(mma_v2(gl.convert_layout(low, LEFT, assert_trivial=True), w_tile, x))
+    return gl.fma(z, (1.0 - f_t) + zeros, fh)
 
 
 @gluon.jit

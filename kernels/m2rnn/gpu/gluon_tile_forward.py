@@ -1,8 +1,8 @@
 """Forward of M²RNN for bf16 and V <= 16: 16 time steps at a time on tensor-core tiles (Gluon).
 
 One warp owns 16 rows of the state of one (sequence, head). The tiles of k, v, q, f of 16 steps arrive one chunk ahead;
-k_t v_t^T is a product of the tiles with all rows of v but t zero; y_t = H_t^T q_t waits until 8 states lie in shared
-memory and then is 8 products into one accumulator. See NOTES.md for what bounds it.
+k_t v_t^T is a product of the tiles with all steps of v but t zero; y_t = H_t^T q_t waits until 8 states lie in shared
+memory and then is 8 products into one accumulator, one beside each of the next 8 steps. NOTES.md says what bounds it.
 """
 
 from triton.experimental import gluon
@@ -18,13 +18,22 @@ from archsearch.kernels.m2rnn.gpu.gluon_pieces import (
     SHARED_STEPS,
     STEPS,
     TILE,
+    advance,
     keep_column,
-    keep_row,
+    left_half,
+    right_half,
     span,
     step,
-    tanh,
     to_lanes,
 )  # fmt: skip
+
+
+@gluon.jit
+def _store_y(y, y_base, at, length, rows, steps, N: gl.constexpr, V: gl.constexpr):
+    """Store the output of steps `at` to `at` + 7; before the first and past the end there is nothing to store."""
+    pointers = y_base + at * (N * V) + rows + steps * (N * V)
+    inside = (rows < V) & (at >= 0) & (steps < length - at)
+    gl.store(pointers, y.to(y_base.dtype.element_ty), mask=inside)
 
 
 @gluon.jit(do_not_specialize=["T", "t_begin", "t_len", "rows_total"])
@@ -45,7 +54,6 @@ def forward_kernel(
     b_cols = gl.arange(0, 16, layout=gl.SliceLayout(0, RIGHT))[None, :]
     w_tile = gl.load(w + (n // (N // NW)) * V * V + b_rows * V + b_cols, mask=(b_rows < V) & (b_cols < V), other=0.0)
     q_cols = gl.arange(0, 8, layout=gl.SliceLayout(0, RIGHT))[None, :]
-    zeros16 = gl.zeros([16, 16], gl.int16, RIGHT)
     zeros32 = gl.zeros([16, 8], gl.int32, RIGHT)
     zeros = gl.zeros([16, 16], gl.float32, MMA)
 
@@ -63,11 +71,12 @@ def forward_kernel(
     v_shared = gl.allocate_shared_memory(gl.bfloat16, [16, 16], SHARED)
     f_shared = gl.allocate_shared_memory(gl.float32, [16], SHARED_STEPS)
     h_shared = ()  # an allocation per step: slots of one buffer count as aliases and cost a barrier per step
-    for _ in gl.static_range(8):
+    for _ in gl.static_range(16):
         h_shared = h_shared + (gl.allocate_shared_memory(gl.bfloat16, [16, 16], SHARED),)
 
     rows = gl.arange(0, 16, layout=gl.SliceLayout(1, MMA))[:, None]
     cols = gl.arange(0, 16, layout=gl.SliceLayout(0, MMA))[None, :]
+    steps8 = cols % 8
     steps = gl.arange(0, 8, layout=gl.SliceLayout(0, MMA))[None, :]
     in_state = rows + cols >= 0 if K % 16 == 0 and V == 16 else (block * 16 + rows < K) & (cols < V)
     state_offset = gl.cast(gl.program_id(0), gl.int64) * (K * V)
@@ -84,6 +93,7 @@ def forward_kernel(
     v_next = gl.load(v_pointers, mask=(tile_t < length) & in_v, other=0.0)
     q_next = gl.load(q_pointers, mask=(tile_t < length) & in_k, other=0.0)
     f_next = gl.load(f_pointers, mask=tile_f < length, other=1.0)
+    q_before = gl.zeros([16, 8], gl.bfloat16, RIGHT)
     low = h.to(gl.bfloat16)
     for t in range(0, length, 16):
         k_shared.store(k_next)
@@ -99,26 +109,23 @@ def forward_kernel(
         v_next = gl.load(v_pointers, mask=(tile_t < left) & in_v, other=0.0)
         q_next = gl.load(q_pointers, mask=(tile_t < left) & in_k, other=0.0)
         f_next = gl.load(f_pointers, mask=tile_f < left, other=1.0)  # f = 1 leaves the state untouched past the end
-        k_left = k_shared.permute([1, 0]).load(LEFT)
-        v_right = v_shared.load(RIGHT)
         if SAVE:
             gl.store(c_pointers, to_lanes(low))
             c_pointers += N * P * 256
         for half in gl.static_range(2):
+            k_half = left_half(k_shared, half)
+            v_half = right_half(v_shared, half)
+            y = gl.zeros([16, 8], gl.float32, MMA)  # of the 8 steps before
             for i in gl.static_range(8):
-                f_t = step(f_shared, half * 8 + i)
-                x = mma_v2(k_left, keep_row(v_right, zeros16, b_rows, half * 8 + i), zeros)
-                fh = f_t * h  # while the products run
-                z = tanh(mma_v2(gl.convert_layout(low, LEFT, assert_trivial=True), w_tile, x))
-                h = gl.fma(z, (1.0 - f_t) + zeros, fh)
+                h_left = h_shared[(1 - half) * 8 + i].permute([1, 0]).load(LEFT)
+                y = mma_v2(h_left, keep_column(q_before, zeros32, q_cols, i), y)
+                h = advance(h, low, step(f_shared, half * 8 + i), k_half, v_half, w_tile, zeros, steps8, i)
                 low = h.to(gl.bfloat16)
-                h_shared[i].store(low)
-            q_right = q_shared.slice(half * 8, 8, dim=0).permute([1, 0]).load(RIGHT)
-            y = gl.zeros([16, 8], gl.float32, MMA)
-            for i in gl.static_range(8):
-                h_left = h_shared[i].permute([1, 0]).load(LEFT)
-                y = mma_v2(h_left, keep_column(q_right, zeros32, q_cols, i), y)
-            y_pointers = y_base + (t + half * 8) * (N * V) + rows + steps * (N * V)
-            in_y = (rows < V) & (steps < length - t - half * 8)
-            gl.store(y_pointers, y.to(y_parts.dtype.element_ty), mask=in_y)
+                h_shared[half * 8 + i].store(low)
+            _store_y(y, y_base, t + half * 8 - 8, length, rows, steps, N, V)
+            q_before = q_shared.slice(half * 8, 8, dim=0).permute([1, 0]).load(RIGHT)
+    y = gl.zeros([16, 8], gl.float32, MMA)
+    for i in gl.static_range(8):
+        y = mma_v2(h_shared[8 + i].permute([1, 0]).load(LEFT), keep_column(q_before, zeros32, q_cols, i), y)
+    _store_y(y, y_base, (length + 15) // 16 * 16 - 8, length, rows, steps, N, V)
     gl.store(state_out + state_offset + state_index, h, mask=in_state)

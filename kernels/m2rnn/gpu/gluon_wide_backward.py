@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from archsearch.kernels.m2rnn.gpu.gluon_pieces import clip, keep_column, keep_row, tanh, widen
+from archsearch.kernels.m2rnn.gpu.gluon_pieces import clip, hide, keep_column, keep_row, tanh, widen
 from archsearch.kernels.m2rnn.gpu.gluon_wide_pieces import (
     BY_STEP,
     LEFT,
@@ -22,7 +22,6 @@ from archsearch.kernels.m2rnn.gpu.gluon_wide_pieces import (
     STEPS,
     TILE,
     WHOLE_ROWS,
-    hide,
     product,
     span,
     step,

@@ -30,12 +30,6 @@ def product(left, right, accumulator, BV: gl.constexpr):
 
 
 @gluon.jit
-def hide(x):
-    """Hide that x is unchanged, so that nothing computed from it before is kept for it."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
 def step(steps, t: gl.constexpr):
     """Broadcast entry t of a shared vector to every lane, as [64, 1]."""
     return gl.expand_dims(steps.slice(t, 1).load(gl.SliceLayout(1, MMA)), 1)

@@ -40,8 +40,7 @@ def layout_of(q: Tensor, cu_seqlens: Tensor | None) -> Layout:
 
 
 def plan_of(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, forget: Tensor, layout: Layout) -> Plan:
-    shape = shape_of(q, k, v, weight, forget)
-    return make_plan(shape, v.dtype, sequences=layout.sequences, steps=layout.steps, device=v.device)
+    return make_plan(shape_of(q, k, v, weight, forget), v.dtype, layout.steps)
 
 
 def checkpoint_shape(plan: Plan, shape: Shape, layout: Layout) -> tuple[int, ...]:
@@ -174,8 +173,6 @@ def _forward_launch(
     options: dict[str, Any] = {
         "HAS_STATE": has_state, "SAVE": save, "VARLEN": layout.packed, "num_warps": plan.forward_warps,
     }  # fmt: skip
-    if plan.forward_registers is not None:
-        options["maxnreg"] = plan.forward_registers
     if plan.kernels != "triton_recurrent":
         columns = () if plan.kernels == "gluon_tile" else (plan.block_columns,)
         return Launch(_gluon(plan, "forward").forward_kernel, grid, (*arguments, *columns), options)

@@ -47,8 +47,7 @@ class Plan:
     chunk: int
     forward_warps: int
     backward_warps: int
-    forward_registers: int | None
-    backward_registers: int | None
+    backward_registers: int | None = None
     precision: str = "ieee"  # of float32 products in the plain-Triton kernels
     reload_weight: bool = False
     sum_rows: int = 64  # rows of (step, row) per product of the deferred dW
@@ -61,27 +60,24 @@ class Plan:
         return self.row_blocks(shape) * self.block_rows
 
 
-def make_plan(shape: Shape, dtype: torch.dtype, *, sequences: int, steps: int, device: torch.device) -> Plan:
+def make_plan(shape: Shape, dtype: torch.dtype, steps: int) -> Plan:
     """Pick Gluon kernels for bf16, V <= 64 and at least 16 steps, plain Triton otherwise."""
     if dtype == torch.bfloat16 and shape.value_head_dim <= 64 and steps >= 16 and gluon_available():
         if shape.value_head_dim <= 16:
-            return _tile_plan(shape, sequences, multiprocessors(device))
+            return _TILE_PLAN
         return _wide_plan(shape)
     return _recurrent_plan(shape, dtype, steps)
 
 
-def _tile_plan(shape: Shape, sequences: int, multiprocessors: int) -> Plan:
-    warps = sequences * shape.heads * -(-shape.key_head_dim // 16)
-    return Plan(
-        kernels="gluon_tile",
-        block_rows=16,
-        block_columns=16,
-        chunk=16,
-        forward_warps=1,
-        backward_warps=1,
-        forward_registers=_registers(warps / multiprocessors, 88),
-        backward_registers=None,  # about 200; a cap of 168 spills and gains 2 % at 20 warps a multiprocessor
-    )
+_TILE_PLAN = Plan(
+    kernels="gluon_tile",
+    block_rows=16,
+    block_columns=16,
+    chunk=16,
+    forward_warps=1,
+    backward_warps=1,
+    backward_registers=255,  # left to itself ptxas takes 168, which serialises the two chains: 10 % slower
+)
 
 
 def _wide_plan(shape: Shape) -> Plan:
@@ -92,15 +88,7 @@ def _wide_plan(shape: Shape) -> Plan:
         chunk=8,
         forward_warps=4,
         backward_warps=4,
-        forward_registers=None,
-        backward_registers=None,
     )
-
-
-def _registers(warps: float, least: int) -> int | None:
-    """Cap the registers so that all warps of a multiprocessor are resident at once, or as many as `least` allows."""
-    fitting = int(65536 / 32 / max(1, -(-warps // 1))) // 8 * 8
-    return None if fitting >= 168 else max(least, fitting)
 
 
 def _recurrent_plan(shape: Shape, dtype: torch.dtype, steps: int) -> Plan:
@@ -115,8 +103,6 @@ def _recurrent_plan(shape: Shape, dtype: torch.dtype, steps: int) -> Plan:
         chunk=min(128, max(16, _next_power_of_2(int(steps**0.5)))),
         forward_warps=warps,
         backward_warps=8 if dtype == torch.float32 and columns == 64 else warps,  # 4 spill at some head counts
-        forward_registers=None,
-        backward_registers=None,
         precision="ieee" if columns <= 32 else "tf32x3",
         reload_weight=dtype == torch.float32 and columns == 128,
         sum_rows=32 if dtype == torch.float32 else 64,
@@ -138,11 +124,6 @@ def gluon_available() -> bool:
     except (ImportError, AttributeError, TypeError):
         return False
     return True
-
-
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def shape_of(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, forget: Tensor) -> Shape:
