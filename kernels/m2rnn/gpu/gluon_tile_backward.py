@@ -3,7 +3,7 @@
 From the last chunk to the first: the 16 states of a chunk are recomputed from its checkpoint into shared memory (bf16),
 then it is swept backwards; Z is recomputed from that very operand. The sweep of one chunk and the recomputation of the
 chunk before run step by step beside each other, since one warp alone waits most of the time. Sums over rows wait for 4
-steps, then are products. Loops of 8 steps keep the code below the 32 KiB at which fetching it becomes the limit.
+steps, then are products. Loops of 8 steps keep the code (23 KiB) below the size at which fetching it is the limit.
 """
 
 from triton.experimental import gluon
