@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 FIELD = "CHECKPOINT"
 HARNESS = "lm_eval:"
 NEEDS = {  # options that would be ignored without a task of theirs
-    "pairs": "recall",
-    "data.group": "state_tracking",
-    "data.haystack": "needle",
-    "include-path": HARNESS,
-    "num-fewshot": HARNESS,
-    "tokenizer": HARNESS,
+    "pairs": ("recall",),
+    "data.path": ("perplexity", "needle"),
+    "data.glob": ("perplexity", "needle"),
+    "data.group": ("state_tracking",),
+    "data.haystack": ("needle",),
+    "include-path": (HARNESS,),
+    "num-fewshot": (HARNESS,),
+    "tokenizer": (HARNESS,),
 }
 WIDTH = 120  # of the table where it is not shown on a terminal
 OVERRIDES = {  # options that replace an argument of the checkpoint's data
@@ -119,10 +121,11 @@ def _names(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     from archsearch.config import ConfigError
     from archsearch.evaluate.suites import check_names
 
-    for option, task in NEEDS.items():
+    for option, tasks in NEEDS.items():
         value = getattr(args, option.replace(".", "_").replace("-", "_"))
-        if value not in (None, ()) and not any(name.startswith(task) for name in args.tasks):
-            raise ConfigError(f"--{option}: is for {task} tasks alone; got --tasks {' '.join(args.tasks)}")
+        if value not in (None, ()) and not any(name.startswith(tasks) for name in args.tasks):
+            rule = f"is for {' and '.join(tasks)} tasks alone"
+            raise ConfigError(f"--{option}: {rule}; got --tasks {' '.join(args.tasks)}")
     harness = [name.removeprefix(HARNESS) for name in args.tasks if name.startswith(HARNESS)]
     own = [name for name in args.tasks if not name.startswith(HARNESS)]
     check_names(own, others=(f"{HARNESS}NAME",))

@@ -40,7 +40,7 @@ def load_checkpoint(path: str | Path, field: str = "ckpt_path") -> dict[str, Any
 
 
 def check_intact(checkpoint: dict[str, Any], path: str | Path, field: str) -> None:
-    """Raise ConfigError where a part of a checkpoint is not what was written, or weights are not finite.
+    """Raise ConfigError where a part of a checkpoint is not what was written, or weights are not finite floats.
 
     Loading looks at no checksum.
     """
@@ -48,6 +48,8 @@ def check_intact(checkpoint: dict[str, Any], path: str | Path, field: str) -> No
         if (damaged := file.testzip()) is not None:
             raise ConfigError(f"{field}: {path} is damaged: the checksum of {damaged} in it is wrong")
     for name, weight in (checkpoint.get("state_dict") or {}).items():
+        if not weight.is_floating_point():
+            raise ConfigError(f"{field}: {path}: {name}: must be floating-point numbers; holds {weight.dtype}")
         if not weight.isfinite().all():
             raise ConfigError(f"{field}: {path}: {name}: must be finite; holds NaN or infinity")
 

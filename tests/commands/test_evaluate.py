@@ -321,6 +321,10 @@ def test_tokens_of_files_are_those_of_their_tokenizer(folder, capfd):
             "--pairs: is for recall tasks alone; got --tasks state_",
         ),
         (
+            ["words", "--tasks", "state_tracking", "--data.path", "text.txt"],
+            "--data.path: is for perplexity and needle tasks alone; got --tasks state_tracking",
+        ),
+        (
             ["words", "--tasks", "state_tracking", "--num-fewshot", "1"],
             "--num-fewshot: is for lm_eval: tasks alone; got ",
         ),

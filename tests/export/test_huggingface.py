@@ -354,6 +354,10 @@ class TestWeights:
                 lambda path: _change(path, "norm.weight", torch.full((16,), torch.nan)),
                 "norm.weight: must be finite; holds NaN or infinity",
             ),
+            (
+                lambda path: _change(path, "norm.weight", torch.ones(16, dtype=torch.int64)),
+                "norm.weight: must be floating-point numbers; holds torch.int64",
+            ),
             (lambda path: _change(path, "norm.weight", "text"), "state_dict: must be a mapping of tensors"),
             (lambda path: _change(path, "blocks.0.mixer.decay.beta", None), "lacks the weight blocks.0.mixer.decay"),
             (
