@@ -48,7 +48,7 @@ def _measure_one(
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             raise ConfigError(f"{architecture.pattern}: {lines[-1]}")
         found = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
-        return Measurement(**{**found, "repeated": tuple(found["repeated"])})
+        return Measurement(**{**found, **{name: tuple(found[name]) for name in ("repeated", "round_ratios")}})
 
 
 def main(folder: Path) -> None:

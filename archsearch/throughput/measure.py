@@ -35,8 +35,9 @@ class Target:
 class Measurement:
     """The throughput of one architecture, and its ratio to the anchor's with a confidence interval.
 
-    `probability` and `verdict` answer a target. `repeated` says why rounds were done again, `disturbed` how many had to
-    be kept in spite of it; `device_state` is what `device_state.summarise` returns.
+    `round_ratios` are those of the rounds that count, in order. `probability` and `verdict` answer a target. `repeated`
+    says why rounds were done again, `disturbed` how many had to be kept in spite of it; `device_state` is what
+    `device_state.summarise` returns.
     """
 
     architecture_id: str
@@ -60,6 +61,7 @@ class Measurement:
     disturbed: int = 0
     device_state: dict[str, Any] | None = None
     holding: str = ""
+    round_ratios: tuple[float, ...] = ()
 
 
 def compare(
@@ -189,6 +191,7 @@ class Contest:
             mfu=model_flops_utilisation(contestant.architecture, self.conditions, speed, contestant.device),
             repeated=tuple(self.log.repeated),
             disturbed=len(self.log.kept_disturbed),
+            round_ratios=lane.ratio.ratios,
             **common,
         )
 

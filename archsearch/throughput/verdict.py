@@ -53,6 +53,11 @@ class LogRatio:
     def rounds(self) -> int:
         return len(self._logs)
 
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Those of all rounds, in order."""
+        return tuple(map(math.exp, self._logs))
+
     def median(self) -> float:
         return math.exp(statistics.median(self._logs))
 

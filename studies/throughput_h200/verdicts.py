@@ -3,7 +3,7 @@
     python studies/throughput_h200/verdicts.py OUT.json [--stop-after 8min]
 
 Three patterns of the 410M space against its base at T 4096. First each ratio from a pooled long measurement (two sets
-of models, 60 rounds each); then, with fresh models every time, five verdicts at each of three budgets: 1 % above that
+of models, 40 rounds each); then, with fresh models every time, five verdicts at each of three budgets: 1 % above that
 ratio (must be refused), 1 % below and 5 % below (must be let in); last the same ratio with either one first, on a card
 that has idled and on one that has not.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 import time
 from pathlib import Path
@@ -28,7 +29,7 @@ from archsearch.throughput.measure import Target, compare
 PATTERNS = ("MR3AR7AR7AR3", "R3MA(R6MA)2R3", "R2M2A(R5M2A)2R3")
 BUDGETS = {"1 % above": 1.01, "1 % below": 0.99, "5 % below": 0.95}
 REPEATS = 5
-LONG_ROUNDS = 60
+LONG_ROUNDS = 40
 IDLE_SECONDS = 45
 
 
@@ -120,14 +121,24 @@ def pooled(record: dict[str, Any], pattern: str) -> float:
     return statistics.fmean(record[f"long {pattern} {part}"]["ratio"] for part in (1, 2))
 
 
+def correlation_of_neighbours(ratios: list[float]) -> float:
+    """Return how alike one round and the next are; the verdict supposes 0."""
+    return statistics.correlation(ratios[:-1], ratios[1:])
+
+
 def summarise(record: dict[str, Any], patterns: Any) -> dict[str, Any]:
     """Return per pattern and budget how many verdicts were right, wrong and undecided, and the seconds they took."""
     summary: dict[str, Any] = {}
     for pattern in patterns:
         if not all(f"long {pattern} {part}" in record for part in (1, 2)):
             continue
-        longs = [record[f"long {pattern} {part}"]["ratio"] for part in (1, 2)]
-        summary[pattern] = {"pooled_ratio": statistics.fmean(longs), "long_ratios": longs}
+        longs = [record[f"long {pattern} {part}"] for part in (1, 2)]
+        summary[pattern] = {
+            "pooled_ratio": pooled(record, pattern),
+            "long_ratios": [x["ratio"] for x in longs],
+            "spread_of_a_round": [statistics.stdev(map(math.log, x["round_ratios"])) for x in longs],
+            "correlation_of_neighbours": [correlation_of_neighbours(x["round_ratios"]) for x in longs],
+        }
         for name, factor in BUDGETS.items():
             found = [record[key] for key in record if key.startswith(f"verdict {pattern} {name} ")]
             right = "infeasible" if factor > 1 else "feasible"

@@ -1,6 +1,7 @@
 """`archsearch measure` as a user runs it: small models for seconds, tables on a machine of known costs."""
 
 import json
+import statistics
 
 import pytest
 
@@ -50,6 +51,8 @@ def test_figures_and_a_verdict_are_written_as_json(tmp_path, capsys):
     assert result["ratio"] == pytest.approx(78 / 79, rel=2e-3)
     assert result["ratio_low"] < result["ratio"] < result["ratio_high"]
     assert (result["verdict"], result["rounds"], result["mfu"]) == ("feasible", 6, None)
+    assert len(result["round_ratios"]) == 6
+    assert statistics.median(result["round_ratios"]) == pytest.approx(result["ratio"])
     assert result["milliseconds"] == pytest.approx(79, rel=5e-3)
     assert result["tokens_per_second"] == pytest.approx(8 / 0.079, rel=5e-3)
     assert figures["conditions"]["length"] == 8
@@ -61,6 +64,7 @@ def test_an_isolated_process_measures_its_architecture_against_the_anchor(capsys
     assert main(["measure", "A16", "--against", "A", *SHORT, "--isolate", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["isolated"] is True
+    assert len(figures["results"][0]["round_ratios"]) == figures["results"][0]["rounds"]
     # a sixteenth plus what no block takes; whatever else a machine does meanwhile costs no factor of ten
     assert 0.01 < figures["results"][0]["ratio"] < 0.7
 
