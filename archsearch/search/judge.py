@@ -289,7 +289,7 @@ def _add_wanted(
                 raise LookupError(f"{name}: not in another card's cost table, and cannot be measured here")
             measured[mode] = take(mode, budget.wants_speed(mode))
             if found.figures is None:
-                found.figures = {"source": "measured", **asdict(measured[mode])}
+                found.figures = _measured_figures(measured[mode], budget, asks_speed=budget.wants_speed(mode))
         found.wanted[name] = measured_figure(name, measured[mode])
 
 
@@ -333,9 +333,19 @@ def _add_measured(
             continue
         assert limit is not None
         _note(found, name, check_measured_speed(name, limit, budget, architecture, measurement))
-    alone = budget.speed(mode) is not None and not (budget.wants_speed(mode) or any(name in SPEEDS for name in names))
+    asks_speed = budget.wants_speed(mode) or any(name in SPEEDS for name in names)
+    alone = budget.speed(mode) is not None and not asks_speed
     if (mode == "train" and not alone) or found.figures is None:  # alone: timed for its memory, its speed is predicted
-        found.figures = {"source": "measured", **asdict(measurement)}
+        found.figures = _measured_figures(measurement, budget, asks_speed=asks_speed)
+
+
+def _measured_figures(measurement: Measurement, budget: Budget, *, asks_speed: bool) -> dict[str, Any]:
+    """Return a measurement as plain values; without an anchor it was timed beside itself, which is no ratio."""
+    figures = {"source": "measured", **asdict(measurement)}
+    if not asks_speed or budget.anchor(measurement.mode) is None:
+        figures |= dict.fromkeys(("base_tokens_per_second", "ratio", "ratio_low", "ratio_high"))
+        figures["round_ratios"] = ()
+    return figures
 
 
 def check_measured_speed(

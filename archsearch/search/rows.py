@@ -81,8 +81,9 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Training throughput relative to the budget's anchor."""
-        return self.result.measurement["ratio"] if self.result.measurement else None
+        """Training throughput relative to the budget's anchor, None where there is none or another mode was timed."""
+        found = self.result.measurement
+        return found["ratio"] if found and found.get("mode", "train") == "train" else None
 
     @property
     def is_predicted(self) -> bool:

@@ -10,6 +10,7 @@ from archsearch.search.budget import parse_budget
 from archsearch.search.cost_tables import architectures
 from archsearch.search.judge import Table, decide, predict, speed_check
 from archsearch.search.outlook import look
+from archsearch.search.rows import Result, Row
 from archsearch.throughput.conditions import Conditions
 from archsearch.throughput.cost_table import Cost, CostTable, parts_of, with_vocabulary
 from archsearch.throughput.machine import key_of_this_machine
@@ -118,6 +119,23 @@ def test_without_a_table_everything_is_measured(parse):
     words = found.checks["decode_tokens_per_second"].words
     assert words == "decode_tokens_per_second 90, budget 50, p = 0.99 (measured)"
     assert found.checks["peak_memory"].verdict == "feasible"
+
+
+@pytest.mark.parametrize("limit", [{"train_tokens_per_second": {"at_least": 50}}, {"peak_memory": {"at_most": 300}}])
+def test_what_is_compared_with_nothing_has_no_ratio(parse, limit):
+    found = decide(budget(parse, **limit), parse().base.with_pattern("MRARRA"), {}, asked({"train": MEASURED}))
+    names = ("ratio", "ratio_low", "ratio_high", "base_tokens_per_second")
+    assert [found.figures[name] for name in names] == [None] * 4
+    assert found.figures["tokens_per_second"] == 90
+
+
+def test_the_speed_of_a_trial_is_that_of_training():
+    measured = dataclasses.asdict(MEASURED)
+    rows = [
+        Row(number=0, given=None, description=None, result=Result(outcome="completed", measurement=found))
+        for found in (measured, {**measured, "mode": "decode"}, None)
+    ]
+    assert [row.ratio for row in rows] == [0.9, None, None]
 
 
 def test_memory_is_predicted_too_and_measured_alone_where_only_it_is_open(parse, table):
