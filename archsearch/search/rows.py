@@ -82,8 +82,16 @@ class Row:
     @property
     def ratio(self) -> float | None:
         """Training throughput relative to the budget's anchor, None where there is none or another mode was timed."""
+        return self._trained("ratio")
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Training throughput, None where another mode was timed."""
+        return self._trained("tokens_per_second")
+
+    def _trained(self, name: str) -> float | None:
         found = self.result.measurement
-        return found["ratio"] if found and found.get("mode", "train") == "train" else None
+        return found[name] if found and found.get("mode", "train") == "train" else None
 
     @property
     def is_predicted(self) -> bool:

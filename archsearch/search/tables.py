@@ -42,7 +42,7 @@ def cells(space: Space, row: Row, report: Report | None = None, front: Collectio
         described.shape if described else "",
         f"{described.parameters:,}" if described and described.parameters else "",
         f"{described.parameters_change:+.1%}" if described and described.parameters_change is not None else "",
-        f"{'~' if row.is_predicted else ''}{row.ratio:.2f} x" if row.ratio is not None else "",
+        _speed(row),
         *(number(value) if value is not None else "" for value in values),
         outcome(row, report),
     ]
@@ -57,6 +57,14 @@ def headings(space: Space) -> list[str]:
 def number(value: float, sign: str = "") -> str:
     """Return a figure for people: from a thousand on in full."""
     return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.{3 if sign else 4}g}"
+
+
+def _speed(row: Row) -> str:
+    """Return a trial's training speed beside the anchor's, or where there is no anchor in tokens/s."""
+    mark = "~" if row.is_predicted else ""
+    if row.ratio is not None:
+        return f"{mark}{row.ratio:.2f} x"
+    return f"{mark}{row.tokens_per_second:,.0f} tok/s" if row.tokens_per_second is not None else ""
 
 
 def outcome(row: Row, report: Report | None = None) -> str:

@@ -11,6 +11,7 @@ from archsearch.search.cost_tables import architectures
 from archsearch.search.judge import Table, decide, predict, speed_check
 from archsearch.search.outlook import look
 from archsearch.search.rows import Result, Row
+from archsearch.search.tables import cells, headings
 from archsearch.throughput.conditions import Conditions
 from archsearch.throughput.cost_table import Cost, CostTable, parts_of, with_vocabulary
 from archsearch.throughput.machine import key_of_this_machine
@@ -129,13 +130,13 @@ def test_what_is_compared_with_nothing_has_no_ratio(parse, limit):
     assert found.figures["tokens_per_second"] == 90
 
 
-def test_the_speed_of_a_trial_is_that_of_training():
+def test_the_speed_of_a_trial_is_that_of_training(parse):
     measured = dataclasses.asdict(MEASURED)
-    rows = [
-        Row(number=0, given=None, description=None, result=Result(outcome="completed", measurement=found))
-        for found in (measured, {**measured, "mode": "decode"}, None)
-    ]
-    assert [row.ratio for row in rows] == [0.9, None, None]
+    found = (measured, {**measured, "ratio": None}, {**measured, "mode": "decode"}, None)
+    results = [Result(outcome="completed", measurement=measurement) for measurement in found]
+    rows = [Row(number=0, given=None, description=None, result=result) for result in results]
+    speed = headings(parse()).index("speed")
+    assert [cells(parse(), row)[speed] for row in rows] == ["0.90 x", "90 tok/s", "", ""]
 
 
 def test_memory_is_predicted_too_and_measured_alone_where_only_it_is_open(parse, table):
