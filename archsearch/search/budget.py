@@ -115,7 +115,7 @@ class Budget:
 
     def speed(self, mode: str) -> Throughput | None:
         """Return the limit on tokens/s in a mode."""
-        return self.train_tokens_per_second if mode == "train" else self.decode_tokens_per_second
+        return {"train": self.train_tokens_per_second, "decode": self.decode_tokens_per_second}.get(mode)
 
     def wants_speed(self, mode: str) -> bool:
         """Return whether an objective wants the tokens/s in a mode, and not only what a limit needs to know."""

@@ -80,8 +80,10 @@ def prepare(space: Space, file: str, folder: Path, named: Sequence[str]) -> tupl
     """Return the study's tables by mode, copied into its folder, and what is to be said about them.
 
     Those that a person names (on the command line, then in the space) come first, then those beside the space's file.
-    Raises ConfigError where a named one is of other conditions.
+    Raises ConfigError where a named one is of other conditions or of no use.
     """
+    _check_modes(named, "--table", space.budget.modes)
+    _check_modes(space.budget.tables, f"{file}: budget.table", space.budget.modes)
     if not space.budget.modes:
         return {}, []
     chosen, beside = (
@@ -111,6 +113,18 @@ def _wanted(space: Space, mode: str) -> Key:
     from archsearch.throughput.machine import key_of_this_machine
 
     return key_of_this_machine(Conditions(**space.budget.conditions(mode)))
+
+
+def _check_modes(paths: Sequence[str], given: str, modes: Sequence[str]) -> None:
+    """Raise ConfigError where a table that was named cannot be read, or is of a mode that the budget has no use for."""
+    for path in paths:
+        try:
+            mode = load_table(path).key.mode
+        except ConfigError as error:
+            raise ConfigError(f"{given}: {error}") from None
+        if mode not in modes:
+            needed = " and ".join(modes) or "no measured speed or memory"
+            raise ConfigError(f"{given}: must be of what the budget needs, {needed}; {path} is of {mode}")
 
 
 def _named(paths: Sequence[str], mode: str) -> Path | None:

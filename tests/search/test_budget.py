@@ -48,6 +48,8 @@ def test_decoding_has_a_batch_and_a_context_of_its_own(parse):
     assert limits.modes == ("decode",)
     conditions = limits.conditions("decode")
     assert (conditions["mode"], conditions["batch_size"], conditions["length"]) == ("decode", 2, 16000)
+    conditions = limits.conditions("prefill")
+    assert (conditions["batch_size"], conditions["length"]) == (8, 64)
     plain = budget(parse, decode_tokens_per_second={"at_least": 100}, sequence_length=64)
     assert (plain.decode_tokens_per_second.length, plain.decode_tokens_per_second.batch_size) == (64, 8)
 

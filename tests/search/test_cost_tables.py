@@ -129,6 +129,18 @@ def test_one_that_is_named_is_used_and_says_whose_it_is(space, file, tmp_path):
     assert prepare(named, file, tmp_path, [])[0] == tables
 
 
+def test_one_that_is_named_and_of_no_use_is_refused(space, file, tmp_path):
+    path = put_beside(space, file, mode="decode")
+    with pytest.raises(ConfigError, match=f"^--table: must be of what the budget needs, train; {path} is of decode$"):
+        prepare(space, file, tmp_path, [str(path)])
+    named = parse_space({**space.written, "budget": {**BUDGET, "table": "nowhere.json"}}, Where(file))
+    with pytest.raises(ConfigError, match=f"^{file}: budget.table: .*nowhere.json: no such file"):
+        prepare(named, file, tmp_path, [])
+    free = parse_space({**space.written, "budget": {}}, Where(file))
+    with pytest.raises(ConfigError, match="no measured speed or memory"):
+        prepare(free, file, tmp_path, [str(path)])
+
+
 def test_one_of_other_conditions_is_refused_where_it_is_named_and_passed_over_where_not(space, file, tmp_path):
     path = put_beside(space, file, length=16)
     assert prepare(space, file, tmp_path, []) == ({}, [])
