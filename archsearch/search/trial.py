@@ -76,6 +76,10 @@ def main(folder: Path, rank: int = 0) -> int:
         status = DISK_FULL_STATUS
     if (status or journal.report["outcome"] == "failed") and (ranks or rank):
         _leave(status or int(rank > 0))
+    if ranks or rank:
+        from archsearch.training.ranks import leave
+
+        leave()
     return status
 
 

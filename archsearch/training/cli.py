@@ -25,6 +25,7 @@ from archsearch.training.callbacks import PredictionWriter, ProgressBar, SaveLas
 from archsearch.training.checkpoint import load_checkpoint
 from archsearch.training.cli_errors import TRUSTED, UsageError, explain, innermost
 from archsearch.training.module import LanguageModel
+from archsearch.training.ranks import leave
 from archsearch.training.run import be_quiet
 from archsearch.training.strategy import NAME as FSDP2
 
@@ -71,6 +72,7 @@ def main(argv: list[str]) -> int:
         if interrupt.interrupted:
             raise KeyboardInterrupt from None
         raise
+    leave()
     if interrupt.interrupted:
         raise KeyboardInterrupt
     return 0

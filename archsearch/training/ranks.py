@@ -22,6 +22,13 @@ def any_rank(decision: bool) -> bool:
     return sum_over_ranks(int(decision)) > 0
 
 
+def leave() -> None:
+    """Leave the group of processes: what is left of its threads when the interpreter ends aborts a finished run."""
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+        _cpu_group.cache_clear()
+
+
 @cache
 def _cpu_group() -> distributed.ProcessGroup:
     """Return a group of all ranks that needs no GPU: to ask a GPU would wait for everything that it has still to do."""

@@ -19,6 +19,7 @@ from torch import distributed
 from archsearch.cli import main
 from archsearch.training.callbacks import LAST
 from archsearch.training.checkpoint import load_checkpoint, load_model
+from archsearch.training.ranks import any_rank
 from archsearch.training.strategy import NAME
 from tests.training.two_ranks import DENSE, HALF, STEPS, STRATEGIES, train
 
@@ -128,6 +129,17 @@ def test_the_trainer_clips_by_value(ranks, strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_signal_to_one_rank_stops_both(ranks, strategy):
     assert [rank[f"{strategy} interrupted"]["global_step"] for rank in ranks] == [2, 2]
+
+
+def test_a_run_leaves_the_group_of_its_processes_when_it_has_finished(monkeypatch):
+    def command(*_):
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        assert any_rank(True)
+
+    monkeypatch.setattr("archsearch.training.cli.Command", command)
+    for _ in range(2):
+        assert main(["fit"]) == 0
+        assert not distributed.is_initialized()
 
 
 def test_the_command_line_starts_the_ranks(tmp_path):

@@ -21,6 +21,7 @@ from torch import Tensor
 from archsearch.data import StateTracking
 from archsearch.training.callbacks import LAST, SaveLast, StopOnInterrupt
 from archsearch.training.module import LanguageModel
+from archsearch.training.ranks import leave
 from archsearch.training.strategy import NAME
 
 STRATEGIES = ("ddp", NAME)
@@ -179,6 +180,7 @@ def main(folder: Path) -> int:
             os.kill(os.getpid(), os.WTERMSIG(status))  # whoever started us shall see how it really ended
         raise
     torch.save(results, folder / f"rank{torch.distributed.get_rank()}.pt")
+    leave()
     return os.waitpid(other, 0)[1] if other else 0
 
 
