@@ -82,6 +82,7 @@ class LanguageModel(lightning.LightningModule):
             self.model.compile_blocks(check_backend("inductor" if compile is True else compile))
         self.cuda_graphs = cuda_graphs
         self.tokens_seen = 0
+        self._stopping = False
         self._metrics = nn.ModuleList()
         # plain values only: a checkpoint has to load with weights_only=True
         self.save_hyperparameters(
@@ -116,6 +117,7 @@ class LanguageModel(lightning.LightningModule):
             group["initial_lr"], group["lr"] = options.learning_rate, options.learning_rate * factor
             group["betas"], group["eps"] = (options.beta1, options.beta2), options.eps
         optimizer.param_groups[0]["weight_decay"] = options.weight_decay
+        self._stopping = False
 
     def on_fit_start(self) -> None:
         """Raise ConfigError where CUDA graphs would replay what others have written to; compile a GPU's kernels."""
@@ -143,8 +145,11 @@ class LanguageModel(lightning.LightningModule):
         return loss + auxiliary
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        if 0 < self.schedule_options.total_tokens <= self.tokens_seen:
-            self.trainer.should_stop = True
+        """Stop when the tokens are seen; between accumulated batches, put off that stop or a callback's."""
+        trainer = self.trainer
+        self._stopping |= trainer.should_stop or 0 < self.schedule_options.total_tokens <= self.tokens_seen
+        # a checkpoint holds no gradients: the run that goes on from it would lose those of the first batches
+        trainer.should_stop = self._stopping and not trainer.fit_loop._should_accumulate()
 
     def on_validation_epoch_start(self) -> None:
         self._start_evaluation()

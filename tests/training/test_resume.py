@@ -90,3 +90,25 @@ def test_a_run_can_be_made_longer(tmp_path, words, model, trainer):
     assert engine.global_step == 5
     expected = [words().train_batches()(i)["tokens"] for i in (3, 4)]
     assert_equal(record.batches, expected)
+
+
+class StopAt(lightning.Callback):
+    """Ask the run to stop once, after batch `number`."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self.number:
+            trainer.should_stop = True
+
+
+@pytest.mark.parametrize(
+    ("stop_at", "tokens"), [([StopAt(0)], None), ([], 30)], ids=["by a callback", "by the tokens seen"]
+)
+def test_a_run_stops_where_accumulated_batches_have_made_a_step(tmp_path, words, model, trainer, stop_at, tokens):
+    save, record = SaveLast(str(tmp_path)), Record()
+    engine = trainer(max_steps=9, accumulate_grad_batches=3, callbacks=[*stop_at, record, save])
+    engine.fit(model(schedule={"tokens": tokens}), datamodule=words())
+    assert (engine.global_step, len(record.batches)) == (1, 3)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["tokens_seen"] == 3 * 24
