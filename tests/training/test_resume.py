@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import lightning.pytorch as lightning
@@ -90,6 +91,38 @@ def test_a_run_can_be_made_longer(tmp_path, words, model, trainer):
     assert engine.global_step == 5
     expected = [words().train_batches()(i)["tokens"] for i in (3, 4)]
     assert_equal(record.batches, expected)
+
+
+class Progress(lightning.Callback):
+    """Keep the steps done after every batch, and after which batches there was a validation."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.validated: list[int] = []
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.steps.append(trainer.global_step)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.validated.append(trainer.fit_loop.total_batch_idx + 1)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["ended", "killed"])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 4), (3, 2)])
+def test_a_resumed_run_may_accumulate_another_number_of_batches(tmp_path, words, model, trainer, before, after, killed):
+    save = SaveLast(str(tmp_path), every_seconds=0 if killed else 60)
+    callbacks = [Record(kill_at=3 * before if killed else None), save]
+    first = trainer(max_steps=9 if killed else 3, accumulate_grad_batches=before, callbacks=callbacks)
+    with pytest.raises(KilledError) if killed else nullcontext():
+        first.fit(model(), datamodule=words())
+    record, progress = Record(), Progress()
+    validate = {"limit_val_batches": 1, "val_check_interval": 4, "check_val_every_n_epoch": None}
+    engine = trainer(max_steps=5, accumulate_grad_batches=after, callbacks=[record, progress], **validate)
+    engine.fit(model(), datamodule=words(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    taken = range(3 * before, 3 * before + 2 * after)
+    assert_equal(record.batches, [words().train_batches()(i)["tokens"] for i in taken])
+    assert progress.steps == [3 + n // after for n in range(1, 2 * after + 1)]
+    assert progress.validated == [i + 1 for i in taken if (i + 1) % 4 == 0]
 
 
 class StopAt(lightning.Callback):
