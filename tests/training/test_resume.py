@@ -93,6 +93,14 @@ def test_a_run_can_be_made_longer(tmp_path, words, model, trainer):
     assert_equal(record.batches, expected)
 
 
+def test_drawn_batches_go_on_by_their_number_whatever_their_size(tmp_path, words, model, trainer):
+    trainer(max_steps=3, callbacks=[SaveLast(str(tmp_path))]).fit(model(), datamodule=words())
+    record, data = Record(), words(batch_size=2)
+    engine = trainer(max_steps=4, callbacks=[record])
+    engine.fit(model(), datamodule=data, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    assert_equal(record.batches, [data.train_batches()(3)["tokens"]])
+
+
 class Progress(lightning.Callback):
     """Keep the steps done after every batch, and after which batches there was a validation."""
 
