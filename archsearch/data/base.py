@@ -94,7 +94,7 @@ class TokenData(lightning.LightningDataModule):
         if self.split_rows:
             batch_at = RowsOfRank(batch_at, shares["rank"], shares["world_size"])
             shares |= {"rank": 0, "world_size": 1}
-        return BatchStream(batch_at=batch_at, start=self._batches_done, **shares)
+        return BatchStream(batch_at=batch_at, start=self._first_batch, **shares)
 
     def val_dataloader(self) -> list[FiniteBatchStream]:
         return [self._eval_stream("val", evaluation) for evaluation in self.evaluations()]
@@ -124,6 +124,13 @@ class TokenData(lightning.LightningDataModule):
         if self.rows_in_turn:
             rows = state_dict["batches"] * state_dict.get("batch_size", self.batch_size)
             self._restored["batches"] = rows // self.batch_size
+
+    def _first_batch(self) -> int:
+        """Return where a pass begins: behind the batches trained on, but with overfit_batches with the same ones."""
+        done, trainer = self._batches_done(), self.trainer
+        number = 0 if trainer is None else trainer.overfit_batches  # type: ignore[attr-defined]
+        # a share of batches without end is all of them
+        return done % (number * self.batches_at_once) if number and isinstance(number, int) else done
 
     def _batches_done(self) -> int:
         """Return how many batches all ranks together have trained on, as many ranks as there were."""

@@ -101,6 +101,15 @@ def test_drawn_batches_go_on_by_their_number_whatever_their_size(tmp_path, words
     assert_equal(record.batches, [data.train_batches()(3)["tokens"]])
 
 
+def test_a_run_that_overfits_sees_the_same_batches_in_every_pass_and_after_a_resume(tmp_path, words, model, trainer):
+    first, resumed = Record(), Record()
+    trainer(max_steps=5, overfit_batches=2, callbacks=[first, SaveLast(str(tmp_path))]).fit(model(), datamodule=words())
+    engine = trainer(max_steps=8, overfit_batches=2, callbacks=[resumed])
+    engine.fit(model(), datamodule=words(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    expected = [words().train_batches()(i % 2)["tokens"] for i in range(8)]
+    assert_equal([*first.batches, *resumed.batches], expected)
+
+
 class Progress(lightning.Callback):
     """Keep the steps done after every batch, and after which batches there was a validation."""
 
