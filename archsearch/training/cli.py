@@ -152,6 +152,7 @@ class Command(LightningCLI):
             arguments["seed"] = config["seed_everything"]
         trainer = config["trainer"]
         check_strategy(trainer["strategy"])
+        check_positive(trainer, "accumulate_grad_batches", "val_check_interval")
         endless = trainer["max_steps"] == -1 and trainer["max_epochs"] in (None, -1) and trainer["max_time"] is None
         if endless and config["model"]["schedule"]["tokens"] is None:
             trainer["max_steps"] = MAX_STEPS
@@ -227,6 +228,13 @@ def check_strategy(strategy: object) -> None:
     if isinstance(strategy, str) and strategy not in known:
         common = f"auto, ddp, {FSDP2} or another name or class of Lightning's strategies"
         raise ConfigError(f"trainer.strategy: unknown {strategy!r}{nearest(strategy, known)}; known: {common}")
+
+
+def check_positive(trainer: Mapping[str, Any], *names: str) -> None:
+    """Raise ConfigError where one of these arguments of the Trainer is a number that is not positive."""
+    for name in names:
+        if isinstance(trainer[name], int | float) and not trainer[name] > 0:
+            raise ConfigError(f"trainer.{name}: must be positive; got {trainer[name]}")
 
 
 def check_same_model(path: str, checkpoint: Mapping[str, Any], model: LanguageModel) -> None:

@@ -175,6 +175,9 @@ def test_a_run_may_be_as_long_as_its_tokens():
         (["--ckpt_path=pickled.ckpt"], 1, "ckpt_path: pickled.ckpt is no checkpoint of plain tensors and values: "),
         (["--ckpt_path=other.ckpt"], 1, "ckpt_path: other.ckpt is no checkpoint of this program"),
         (["--plugin", "nowhere"], 1, "--plugin nowhere: cannot be imported: No module named 'nowhere'"),
+        ([*DATA, "--trainer.accumulate_grad_batches=0"], 1, "trainer.accumulate_grad_batches: must be positive; got 0"),
+        ([*DATA, "--trainer.val_check_interval=0"], 1, "trainer.val_check_interval: must be positive; got 0"),
+        ([*DATA, "--trainer.val_check_interval=-0.5"], 1, "trainer.val_check_interval: must be positive; got -0.5"),
         (["--model.pattern=M", *DATA, "--trainer.accelerator=foo"], 1, "You selected an invalid accelerator name"),
     ],
 )
