@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import resource
+import tempfile
 from contextlib import nullcontext
 from typing import Any
 
@@ -108,6 +110,25 @@ def test_a_run_that_overfits_sees_the_same_batches_in_every_pass_and_after_a_res
     engine.fit(model(), datamodule=words(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
     expected = [words().train_batches()(i % 2)["tokens"] for i in range(8)]
     assert_equal([*first.batches, *resumed.batches], expected)
+
+
+def test_a_checkpoint_needs_no_other_place_than_its_own(tmp_path, words, model, trainer, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    callbacks = [SaveLast(str(tmp_path / "runs" / "one"))]
+    trainer(max_steps=2, callbacks=callbacks).fit(model(), datamodule=words())
+    assert [path.name for path in (tmp_path / "runs" / "one").iterdir()] == ["last.ckpt"]
+
+
+def test_a_checkpoint_that_does_not_fit_is_an_error_that_names_the_file(tmp_path, words, model, trainer):
+    engine = trainer(max_steps=1, callbacks=[SaveLast(str(tmp_path))])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))  # bytes: a full disk, but for the number of the error
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*/\.last\.ckpt\.writing'"):
+            engine.fit(model(), datamodule=words())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 class Progress(lightning.Callback):
