@@ -29,6 +29,9 @@ class TokenData(lightning.LightningDataModule):
     split_rows: bool = False
     """Whether ranks share the rows of each training batch, instead of each taking whole batches in turn."""
 
+    rows_in_turn: bool = False
+    """Whether the rows of the training batches, laid end to end, are the same whatever the batch size."""
+
     def __init__(
         self, *, length: int, batch_size: int, eval_lengths: list[int] | None, seed: int | None, num_workers: int
     ) -> None:
@@ -91,7 +94,7 @@ class TokenData(lightning.LightningDataModule):
         if self.split_rows:
             batch_at = RowsOfRank(batch_at, shares["rank"], shares["world_size"])
             shares |= {"rank": 0, "world_size": 1}
-        return BatchStream(batch_at=batch_at, start=self._batches_done, **shares)
+        return BatchStream(batch_at=batch_at, start=self._first_batch, **shares)
 
     def val_dataloader(self) -> list[FiniteBatchStream]:
         return [self._eval_stream("val", evaluation) for evaluation in self.evaluations()]
@@ -108,10 +111,26 @@ class TokenData(lightning.LightningDataModule):
         return {**moved, "cu_seqlens": batch["cu_seqlens"]} if "cu_seqlens" in batch else moved
 
     def state_dict(self) -> dict[str, Any]:
-        return {"batches": self._batches_done(), "batches_of_a_rank": self._batches_of_a_rank()}
+        batches = {"batches": self._batches_done(), "batches_of_a_rank": self._batches_of_a_rank()}
+        return {**batches, "batch_size": self.batch_size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on behind the batches of a checkpoint; with `rows_in_turn`, behind their rows, if need be within a batch.
+
+        A batch of another size that was trained on in part is trained on again, so that no row is left out. Where a
+        batch is drawn from its number alone, the next number is new data whatever the size.
+        """
         self._restored = {"batches_of_a_rank": state_dict["batches"], **state_dict}
+        if self.rows_in_turn:
+            rows = state_dict["batches"] * state_dict.get("batch_size", self.batch_size)
+            self._restored["batches"] = rows // self.batch_size
+
+    def _first_batch(self) -> int:
+        """Return where a pass begins: behind the batches trained on, but with overfit_batches with the same ones."""
+        done, trainer = self._batches_done(), self.trainer
+        number = 0 if trainer is None else trainer.overfit_batches  # type: ignore[attr-defined]
+        # a share of batches without end is all of them
+        return done % (number * self.batches_at_once) if number and isinstance(number, int) else done
 
     def _batches_done(self) -> int:
         """Return how many batches all ranks together have trained on, as many ranks as there were."""

@@ -34,6 +34,8 @@ class Text(TokenData):
     part of 256; what `archsearch data prepare` wrote has the documents and splits of the text that it came from.
     """
 
+    rows_in_turn = True
+
     def __init__(
         self,
         path: str | None = None,

@@ -7,13 +7,16 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as lightning
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar
+from lightning.pytorch.strategies import Strategy
 
 from archsearch.data.stream import IGNORED
 from archsearch.training.ranks import any_rank
@@ -66,13 +69,43 @@ class SaveLast(Checkpoint):
         path = Path(trainer.strategy.broadcast(self.path(trainer)))
         beside = path.with_name(f".{LAST}.writing")
         try:
-            trainer.save_checkpoint(beside)
+            with _written_directly(trainer.strategy):
+                trainer.save_checkpoint(beside)
         except Exception:
             beside.unlink(missing_ok=True)  # half a file on a full disk keeps it full
             raise
         if trainer.is_global_zero:
             os.replace(beside, path)
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
+
+
+class DirectCheckpointIO(TorchCheckpointIO):
+    """Write a checkpoint to its file, not first to memory and to $TMPDIR, neither of which may have room for it."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write the file, whose name an OSError has."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(path, "wb") as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:
+            # PyTorch closes its archive after a failed write, and then complains of that
+            reason = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(reason, OSError):
+                raise
+            raise OSError(reason.errno, reason.strerror, str(path)) from None
+
+
+@contextmanager
+def _written_directly(strategy: Strategy) -> Iterator[None]:
+    """Let a strategy that writes as Lightning does, and not as a plugin says, write by DirectCheckpointIO."""
+    usual = strategy.checkpoint_io
+    if type(usual) is TorchCheckpointIO:
+        strategy.checkpoint_io = DirectCheckpointIO()
+    try:
+        yield
+    finally:
+        strategy.checkpoint_io = usual
 
 
 class TokensPerSecond(Callback):

@@ -30,12 +30,12 @@ from archsearch.training.run import be_quiet
 from archsearch.training.strategy import NAME as FSDP2
 
 MAX_STEPS = 500  # where nothing says when to stop
-VALIDATE_EVERY = 250  # batches, about: so that the last step is validated
+VALIDATE_EVERY = 250  # batches, about, where nothing is said: so that the last step is validated
 TRAINER_DEFAULTS = {
     "max_epochs": -1,
     "num_sanity_val_steps": 0,
     "check_val_every_n_epoch": None,
-    "val_check_interval": VALIDATE_EVERY,
+    "val_check_interval": None,  # about VALIDATE_EVERY
     "log_every_n_steps": 10,
     "enable_model_summary": False,
 }
@@ -154,12 +154,10 @@ class Command(LightningCLI):
             arguments["seed"] = config["seed_everything"]
         trainer = config["trainer"]
         check_strategy(trainer["strategy"])
+        check_positive(trainer, "accumulate_grad_batches", "val_check_interval")
         endless = trainer["max_steps"] == -1 and trainer["max_epochs"] in (None, -1) and trainer["max_time"] is None
         if endless and config["model"]["schedule"]["tokens"] is None:
             trainer["max_steps"] = MAX_STEPS
-        if trainer["max_steps"] > 0 and trainer["val_check_interval"] == VALIDATE_EVERY:
-            batches = trainer["max_steps"] * trainer["accumulate_grad_batches"]
-            trainer["val_check_interval"] = batches // math.ceil(batches / VALIDATE_EVERY)
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
@@ -169,6 +167,8 @@ class Command(LightningCLI):
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> Trainer:
         if config["logger"] in (None, True):
             config["logger"] = CSVLogger(config["default_root_dir"] or ".")
+        if config["val_check_interval"] is None:
+            config["val_check_interval"] = _validate_every(config["max_steps"] * config["accumulate_grad_batches"])
         if config["enable_progress_bar"] is not False:
             callbacks = [*callbacks, ProgressBar()]
         trainer: Trainer = super()._instantiate_trainer(config, callbacks)
@@ -231,6 +231,13 @@ def check_strategy(strategy: object) -> None:
         raise ConfigError(f"trainer.strategy: unknown {strategy!r}{nearest(strategy, known)}; known: {common}")
 
 
+def check_positive(trainer: Mapping[str, Any], *names: str) -> None:
+    """Raise ConfigError where one of these arguments of the Trainer is a number that is not positive."""
+    for name in names:
+        if isinstance(trainer[name], int | float) and not trainer[name] > 0:
+            raise ConfigError(f"trainer.{name}: must be positive; got {trainer[name]}")
+
+
 def check_same_model(path: str, checkpoint: Mapping[str, Any], model: LanguageModel) -> None:
     """Raise ConfigError where flags or files ask for another model than the checkpoint's weights are of."""
     from archsearch.architecture import Architecture
@@ -245,6 +252,11 @@ def check_same_model(path: str, checkpoint: Mapping[str, Any], model: LanguageMo
             f"{saved.vocab_size} (id {saved.id}); asked for is pattern {compact(asked.pattern)}, hidden size "
             f"{asked.hidden_size}, vocabulary {asked.vocab_size} (id {asked.id})"
         )
+
+
+def _validate_every(batches: int) -> int:
+    """Return about VALIDATE_EVERY, so that one of the last of so many batches is validated; below 1: without end."""
+    return batches // math.ceil(batches / VALIDATE_EVERY) if batches > 0 else VALIDATE_EVERY
 
 
 def _as_defaults(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class LanguageModel(lightning.LightningModule):
             self.model.compile_blocks(check_backend("inductor" if compile is True else compile))
         self.cuda_graphs = cuda_graphs
         self.tokens_seen = 0
+        self._stopping = False
         self._metrics = nn.ModuleList()
         # plain values only: a checkpoint has to load with weights_only=True
         self.save_hyperparameters(
@@ -106,7 +107,7 @@ class LanguageModel(lightning.LightningModule):
         return forward(self.model, {"tokens": tokens, **packed})
 
     def on_train_start(self) -> None:
-        """Set what the options say: a checkpoint's optimizer state would bring its own rate and decay along."""
+        """Set what the options say: a checkpoint would bring its own rate, decay and accumulated batches along."""
         options = self.optimizer_options
         optimizer, scheduler = self.trainer.optimizers[0], self.trainer.lr_scheduler_configs[0].scheduler
         assert isinstance(scheduler, LambdaLR)
@@ -116,6 +117,8 @@ class LanguageModel(lightning.LightningModule):
             group["initial_lr"], group["lr"] = options.learning_rate, options.learning_rate * factor
             group["betas"], group["eps"] = (options.beta1, options.beta2), options.eps
         optimizer.param_groups[0]["weight_decay"] = options.weight_decay
+        self._stopping = False
+        self._begin_window()
 
     def on_fit_start(self) -> None:
         """Raise ConfigError where CUDA graphs would replay what others have written to; compile a GPU's kernels."""
@@ -143,8 +146,11 @@ class LanguageModel(lightning.LightningModule):
         return loss + auxiliary
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        if 0 < self.schedule_options.total_tokens <= self.tokens_seen:
-            self.trainer.should_stop = True
+        """Stop when the tokens are seen; between accumulated batches, put off that stop or a callback's."""
+        trainer = self.trainer
+        self._stopping |= trainer.should_stop or 0 < self.schedule_options.total_tokens <= self.tokens_seen
+        # a checkpoint holds no gradients: the run that goes on from it would lose those of the first batches
+        trainer.should_stop = self._stopping and not trainer.fit_loop._should_accumulate()
 
     def on_validation_epoch_start(self) -> None:
         self._start_evaluation()
@@ -200,6 +206,19 @@ class LanguageModel(lightning.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.tokens_seen = checkpoint["tokens_seen"]
+
+    def _begin_window(self) -> None:
+        """Let the next batch be the first of those accumulated for a step, however many the checkpoint's run took.
+
+        Lightning counts them from the beginning of an epoch; where that has an end, a step has to keep to it.
+        """
+        loop = self.trainer.fit_loop.epoch_loop
+        if self.trainer.num_training_batches != math.inf:
+            return
+        done = loop.batch_progress.current
+        beyond = done.ready % self.trainer.accumulate_grad_batches
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(done, name, getattr(done, name) - beyond)
 
     def _scales_gradients(self) -> bool:
         return getattr(self.trainer.precision_plugin, "scaler", None) is not None

@@ -83,6 +83,22 @@ def test_a_batch_follows_from_seed_and_index_alone(folder):
     assert [torch.equal(batch["tokens"], first(i)["tokens"]) for i, batch in enumerate(workers)] == [True] * 3
 
 
+@pytest.mark.parametrize(("size", "first_row"), [(4, 24), (8, 24), (2, 24), (7, 21), (48, 0)])
+def test_no_row_is_left_out_when_the_batch_size_changes(folder, size, first_row):
+    data = text(folder, batch_size=size, seed=1)
+    data.load_state_dict({"batches": 6, "batches_of_a_rank": 3, "batch_size": 4})
+    batch = next(iter(data.train_dataloader()))
+    packed = data.train_batches().packed
+    assert (batch["tokens"].numpy() == [packed.row(first_row + i)[:-1] for i in range(size)]).all()
+    assert data.state_dict() == {"batches": first_row // size, "batches_of_a_rank": 3, "batch_size": size}
+
+
+def test_a_checkpoint_that_does_not_say_its_batch_size_counts_batches(folder):
+    data = text(folder, batch_size=8)
+    data.load_state_dict({"batches": 6})
+    assert data.state_dict() == {"batches": 6, "batches_of_a_rank": 6, "batch_size": 8}
+
+
 def test_a_document_is_in_one_split_and_stays_there_when_others_come():
     names = [f"{i}.txt" for i in range(2000)]
     splits = assign_splits(names)

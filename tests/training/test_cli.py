@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+
 import jsonargparse._common
 import pytest
 import torch
@@ -66,6 +68,23 @@ def test_a_saved_config_runs_again_with_flags_over_it(capfd):
     assert checkpoint("lightning_logs/version_1/checkpoints/last.ckpt")["global_step"] == 3
     assert OmegaConf.load("lightning_logs/version_1/config.yaml").data.init_args.seed == 5
     assert "warning" not in capfd.readouterr().err.lower()
+
+
+def validated(run=0):
+    with open(f"lightning_logs/version_{run}/metrics.csv") as file:
+        return [int(row["step"]) + 1 for row in csv.DictReader(file) if row.get("val/loss")]
+
+
+def test_validations_are_spread_over_the_run_unless_an_interval_is_given(monkeypatch):
+    monkeypatch.setattr("archsearch.training.cli.VALIDATE_EVERY", 4)
+    assert fit(steps=6) == 0
+    assert validated() == [3, 6]
+    assert fit("--trainer.val_check_interval=4", steps=6) == 0
+    assert validated(run=1) == [4]
+    assert main(["fit", "-c", "lightning_logs/version_0/config.yaml", "--trainer.max_steps=5"]) == 0
+    assert validated(run=2) == [2, 4]
+    assert fit("-c", "lightning_logs/version_1/config.yaml", steps=5) == 0
+    assert validated(run=3) == [4]
 
 
 def test_a_checkpoint_says_model_and_data_where_flags_do_not(capfd):
@@ -175,6 +194,9 @@ def test_a_run_may_be_as_long_as_its_tokens():
         (["--ckpt_path=pickled.ckpt"], 1, "ckpt_path: pickled.ckpt is no checkpoint of plain tensors and values: "),
         (["--ckpt_path=other.ckpt"], 1, "ckpt_path: other.ckpt is no checkpoint of this program"),
         (["--plugin", "nowhere"], 1, "--plugin nowhere: cannot be imported: No module named 'nowhere'"),
+        ([*DATA, "--trainer.accumulate_grad_batches=0"], 1, "trainer.accumulate_grad_batches: must be positive; got 0"),
+        ([*DATA, "--trainer.val_check_interval=0"], 1, "trainer.val_check_interval: must be positive; got 0"),
+        ([*DATA, "--trainer.val_check_interval=-0.5"], 1, "trainer.val_check_interval: must be positive; got -0.5"),
         (["--model.pattern=M", *DATA, "--trainer.accelerator=foo"], 1, "You selected an invalid accelerator name"),
     ],
 )
