@@ -169,6 +169,8 @@ class Command(LightningCLI):
             config["logger"] = CSVLogger(config["default_root_dir"] or ".")
         if config["val_check_interval"] is None:
             config["val_check_interval"] = _validate_every(config["max_steps"] * config["accumulate_grad_batches"])
+        if config["enable_checkpointing"] is False:
+            callbacks = [x for x in callbacks if not isinstance(x, SaveLast)]
         if config["enable_progress_bar"] is not False:
             callbacks = [*callbacks, ProgressBar()]
         trainer: Trainer = super()._instantiate_trainer(config, callbacks)
@@ -187,10 +189,10 @@ class Command(LightningCLI):
     def after_fit(self) -> None:
         """Say what came out and where it is."""
         self._print_metrics("val")
-        saver = next(x for x in vars(self.trainer)["callbacks"] if isinstance(x, SaveLast))
-        path = saver.path(self.trainer)  # asked of all ranks
-        if self.trainer.is_global_zero and path.is_file():
-            print(f"checkpoint: {path}")
+        for saver in (x for x in vars(self.trainer)["callbacks"] if isinstance(x, SaveLast)):
+            path = saver.path(self.trainer)  # asked of all ranks
+            if self.trainer.is_global_zero and path.is_file():
+                print(f"checkpoint: {path}")
 
     def after_validate(self) -> None:
         self._print_metrics("val")

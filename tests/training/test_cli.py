@@ -62,6 +62,12 @@ def test_fit_trains_logs_saves_and_says_where(tmp_path, capfd):
     ]
 
 
+def test_a_run_may_keep_no_checkpoint(tmp_path, capfd):
+    assert fit("--trainer.enable_checkpointing=false") == 0
+    assert "checkpoint" not in capfd.readouterr().out
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
 def test_a_saved_config_runs_again_with_flags_over_it(capfd):
     assert fit("--seed_everything=5") == 0
     assert main(["fit", "-c", "lightning_logs/version_0/config.yaml", "--trainer.max_steps=3"]) == 0
