@@ -110,7 +110,9 @@ def describe_token_files(
             if value != values[0]:
                 one, other = f"{value} in {file.path}", f"{values[0]} in {files[0].path}"
                 raise ConfigError(f"data.path: all files must have one {what}; got {one} and {other}")
-    if vocabularies[0] < 1 or not 0 <= eods[0] < vocabularies[0]:
+    if vocabularies[0] < 1:
+        raise ConfigError(f"data.vocabulary: must be at least 1; got {vocabularies[0]}")
+    if not 0 <= eods[0] < vocabularies[0]:
         raise ConfigError(f"data.eod: must be from 0 to below the vocabulary {vocabularies[0]}; got {eods[0]}")
     return TokenFormat(vocabularies[0], eods[0], tuple(_dtype(file, dtype) for file in files))
 

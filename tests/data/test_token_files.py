@@ -244,6 +244,7 @@ def test_a_token_beyond_the_vocabulary_is_named_when_it_is_read():
     [
         ("x.idx", {}, r"data\.vocabulary: is required for x\.bin, unless x\.json beside it says vocab_size"),
         ("x.idx", {"vocabulary": 100}, r"data\.eod: is required for x\.bin, unless x\.json beside it says eod"),
+        ("x.idx", {"vocabulary": 0, "eod": 0}, r"data\.vocabulary: must be at least 1; got 0"),
         ("x.idx", {"vocabulary": 9, "eod": 9}, r"data\.eod: must be from 0 to below the vocabulary 9; got 9"),
         (
             "x.idx",
