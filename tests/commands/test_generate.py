@@ -91,6 +91,13 @@ def test_several_prompts_are_continued_as_one_batch_and_printed_in_turn(runs, ca
     assert capfd.readouterr().out == shown
 
 
+def test_a_prompt_goes_to_the_end_of_its_line_whatever_else_would_break_one(runs, capfd):
+    (runs / "prompts.txt").write_bytes("a\f\x1c\r b\r\n\r\nc\u2028\x85d".encode())
+    assert run(TEXT_RUN, "--prompts", "prompts.txt", "--max-new-tokens", "1", "--json") == 0
+    texts = json.loads(capfd.readouterr().out)["continuations"]
+    assert [text["prompt"] for text in texts] == ["a\f\x1c\r b", "c\u2028\x85d"]
+
+
 def test_json_gives_texts_tokens_speeds_and_the_states_bytes(capfd):
     flags = ["--max-new-tokens", "6", "--temperature", "0", "--json"]
     assert run(f"{TEXT_RUN}/checkpoints/last.ckpt", "--prompt", "", "--prompt", "ab", *flags) == 0
