@@ -89,7 +89,8 @@ def measure(
         everyone.setdefault(own.id, own)
     contestants = [Contestant(x, conditions, device, watch) for x in everyone.values()]
     with Stage(contestants) as stage:
-        contest = Contest(stage.passes(), conditions, target)
+        names_anchor = any(with_vocabulary(x, base).id == base.id for x in architectures)
+        contest = Contest(stage.passes(), conditions, target, names_anchor=names_anchor)
         contest.run(started + conditions.time_limit, time.monotonic, watch)
     common: dict[str, Any] = {
         "device": describe_device(device),
@@ -145,13 +146,25 @@ class Lane:
 
 
 class Contest:
-    """Rounds of passes, the first being the anchor's, and what they say about each."""
+    """Rounds of passes, the first being the anchor's, and what they say about each.
 
-    def __init__(self, passes: Sequence[Pass], conditions: Conditions, target: Target | None = None) -> None:
+    With `names_anchor` the anchor is itself one of those that are asked about.
+    """
+
+    def __init__(
+        self,
+        passes: Sequence[Pass],
+        conditions: Conditions,
+        target: Target | None = None,
+        *,
+        names_anchor: bool = False,
+    ) -> None:
         self.conditions = conditions
         self.lanes = [Lane(number, conditions.confidence, target) for number in range(len(passes))]
         self.log = Log()
         self._passes = passes
+        asks_anchor = names_anchor and target is not None and target.absolute  # its ratio to itself is known
+        self._asked = self.lanes if asks_anchor else self.lanes[1:] or self.lanes
 
     @property
     def rounds(self) -> int:
@@ -160,11 +173,10 @@ class Contest:
 
     def run(self, until: float, clock: Callable[[], float], watch: Watch | None = None) -> None:
         """Add rounds until all is known, or the clock says that it is time."""
-        asked = self.lanes[1:] or self.lanes
         for found in interleave(self._passes, self.log, watch):
             for lane in self.lanes:
                 lane.add(found.seconds, self.conditions.tokens_per_step)
-            enough = all(lane.is_known() for lane in asked)
+            enough = all(lane.is_known() for lane in self._asked)
             if self.rounds >= LEAST_ROUNDS and (enough or clock() >= until):
                 return
 

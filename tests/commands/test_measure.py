@@ -60,6 +60,14 @@ def test_figures_and_a_verdict_are_written_as_json(tmp_path, capsys):
     assert "infeasible, p = 0.97" in capsys.readouterr().out
 
 
+def test_the_first_pattern_gets_its_verdict_on_tokens_per_second_too(monkeypatch, capsys):
+    FakeMachine(noise=0.005).use(monkeypatch)
+    arguments = ["--batch-size", "1", "--length", "8", "--device", "cpu"]
+    assert main(["measure", "R6", "M", "--at-least", "102.2", "--json", *arguments]) == 0
+    first, second = json.loads(capsys.readouterr().out)["results"]
+    assert (first["verdict"], second["verdict"]) == ("feasible", "feasible")
+
+
 def test_an_isolated_process_measures_its_architecture_against_the_anchor(capsys):
     assert main(["measure", "A16", "--against", "A", *SHORT, "--isolate", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
