@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from archsearch.architecture import Architecture
+from archsearch.config import ConfigError
 from archsearch.throughput.conditions import Conditions, describe_device
 from archsearch.throughput.contestant import Contestant, Stage
 from archsearch.throughput.cost_table import with_vocabulary
@@ -29,6 +31,10 @@ class Target:
     at_least: float
     absolute: bool = False
     narrow: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.at_least < math.inf:
+            raise ConfigError(f"at_least must be positive and finite; got {self.at_least}")
 
 
 @dataclass(frozen=True, kw_only=True)
