@@ -1,7 +1,12 @@
 """`archsearch measure` as a user runs it: small models for seconds, tables on a machine of known costs."""
 
+import contextlib
 import json
+import os
+import signal
 import statistics
+import subprocess
+import sys
 
 import pytest
 
@@ -81,6 +86,24 @@ def test_an_isolated_process_that_fails_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr("archsearch.throughput.isolate.sys.executable", "/bin/false")
     assert main(["measure", "A", *SHORT, "--isolate"]) == 1
     assert capsys.readouterr().err == "error: A: exit status 1\n"
+
+
+def test_an_isolated_process_ends_with_the_one_that_started_it(tmp_path):
+    (tmp_path / "slow.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
+    code = (
+        "from archsearch.architecture import resolve; from archsearch.throughput.isolate import *; "
+        "model = resolve('A', None); measure_isolated([model], model, Conditions(), plugins=['slow'])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        isolated = int(parent.stdout.readline())
+        parent.kill()
+        try:
+            parent.communicate(timeout=5)  # both write to this pipe: it ends when both have
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(isolated, signal.SIGKILL)
 
 
 def test_a_table_is_made_checked_and_asked(space, machine, tmp_path, capsys):
