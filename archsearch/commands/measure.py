@@ -101,9 +101,7 @@ def _measure(args: argparse.Namespace) -> int:
         "isolated": args.isolate,
         "anchor": describe(anchor),
         "at_least": args.at_least,
-        "results": [
-            {**describe(x), **dataclasses.asdict(result)} for x, result in zip(architectures, results, strict=True)
-        ],
+        "results": [{**describe(x), **result.to_plain()} for x, result in zip(architectures, results, strict=True)],
     }
     write(args, figures)
     if not args.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -68,6 +68,14 @@ class Measurement:
     device_state: dict[str, Any] | None = None
     holding: str = ""
     round_ratios: tuple[float, ...] = ()
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values for JSON: a bound that too few rounds leave open is None there."""
+        plain = asdict(self)
+        for name in ("ratio_low", "ratio_high", "tokens_per_second_low", "tokens_per_second_high"):
+            if plain[name] in (0, math.inf):
+                plain[name] = None
+        return plain
 
 
 def compare(

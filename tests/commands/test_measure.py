@@ -65,6 +65,17 @@ def test_figures_and_a_verdict_are_written_as_json(tmp_path, capsys):
     assert "infeasible, p = 0.97" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("machine")
+def test_an_interval_that_too_few_rounds_leave_open_is_null_in_json(capsys):
+    arguments = ["measure", "R6", "R5M", *SHORT, "--confidence", "0.999", "--time-limit", "1e-9"]
+    assert main([*arguments, "--json"]) == 0
+    anchor, other = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["results"]
+    assert [other[f"ratio_{side}"] for side in ("low", "high")] == [None, None]
+    assert [anchor[f"tokens_per_second_{side}"] for side in ("low", "high")] == [None, None]
+    assert main(arguments) == 0
+    assert " open " in capsys.readouterr().out
+
+
 def test_the_first_pattern_gets_its_verdict_on_tokens_per_second_too(monkeypatch, capsys):
     FakeMachine(noise=0.005).use(monkeypatch)
     arguments = ["--batch-size", "1", "--length", "8", "--device", "cpu"]
