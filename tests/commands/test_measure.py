@@ -1,6 +1,7 @@
 """`archsearch measure` as a user runs it: small models for seconds, tables on a machine of known costs."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -182,6 +183,39 @@ def test_errors_are_one_line(arguments, message, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("way", ["patterns", "table"])
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("folder", "folder: is a folder, and not replaced by the other kind"),
+        ("file/out.json", "file/out.json: file: is no folder"),
+        ("/proc/out.json", "/proc/out.json: cannot be written: "),
+    ],
+)
+def test_where_nothing_can_be_written_nothing_is_measured(way, output, message, space, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("archsearch.throughput.contestant.Stage.__enter__", lambda _: pytest.fail("measured"))
+    what = ["R", *SHORT] if way == "patterns" else ["--table", str(space), "--device", "cpu"]
+    assert main(["measure", *what, "--output", output]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("flags", [["--json"], []])
+def test_figures_that_cannot_be_written_any_more_are_shown(flags, tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("archsearch.files.write_atomic", full)
+    assert main(["measure", "R", *SHORT, *flags, "--output", str(tmp_path / "new/out.json")]) == 1
+    out, err = capsys.readouterr()
+    assert "tokens" in out
+    assert err == f"error: {tmp_path}/new/out.json: cannot be written: No space left on device\n"
 
 
 def test_the_chart_shows_intervals_around_the_anchor():
