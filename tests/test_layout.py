@@ -32,7 +32,7 @@ LAYERS = {  # what each room may import besides itself and the core
         "tokens",
     },
 }
-CORE = {"architecture", "pattern", "registry", "mlp_registry", "config", "files"}
+CORE = {"architecture", "pattern", "registry", "mlp_registry", "config", "files", "lifetime"}
 OWNERS = {  # who may import a library
     "lightning": {"training", "data"},
     "optuna": {"search"},

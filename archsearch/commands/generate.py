@@ -183,10 +183,11 @@ def _prompts(args: argparse.Namespace, tokenizer: Tokenizer | None) -> list[list
     texts = args.prompt
     if texts is None:
         try:
-            text = Path(args.prompts).read_text(encoding="utf-8", errors="surrogateescape")
+            with open(args.prompts, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+                lines = [line.removesuffix("\n").removesuffix("\r") for line in file]
         except OSError as error:
             raise ConfigError(f"--prompts: {args.prompts}: cannot be read: {error.strerror}") from None
-        texts = [line for line in text.splitlines() if line]
+        texts = [line for line in lines if line]
         if not texts:
             raise ConfigError(f"--prompts: {args.prompts}: holds no prompt")
     return [[tokenizer.eod, *tokenizer.encode(text)] for text in texts]

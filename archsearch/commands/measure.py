@@ -18,6 +18,7 @@ from archsearch.commands.measure_options import (
 )
 from archsearch.commands.measure_print import print_measured
 from archsearch.commands.options import add_architecture_arguments, add_json_argument
+from archsearch.commands.output import prepare_output
 
 LARGEST_FRACTION = 10  # above it, --at-least is a number of tokens/s
 
@@ -86,6 +87,8 @@ def _measure(args: argparse.Namespace) -> int:
 
     conditions = conditions_of(args)
     conditions.resolve_device()
+    if args.output:
+        prepare_output(args.output)
     architectures = [resolve(text, args.like) for text in args.architectures]
     anchor = resolve(args.against, args.like) if args.against else architectures[0]
     target = None
@@ -101,11 +104,9 @@ def _measure(args: argparse.Namespace) -> int:
         "isolated": args.isolate,
         "anchor": describe(anchor),
         "at_least": args.at_least,
-        "results": [
-            {**describe(x), **dataclasses.asdict(result)} for x, result in zip(architectures, results, strict=True)
-        ],
+        "results": [{**describe(x), **result.to_plain()} for x, result in zip(architectures, results, strict=True)],
     }
-    write(args, figures)
     if not args.json:
         print_measured(figures, conditions)
+    write(args, figures)
     return 0

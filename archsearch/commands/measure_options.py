@@ -31,11 +31,13 @@ def describe(architecture: Any) -> dict[str, Any]:
 
 
 def write(args: argparse.Namespace, figures: dict[str, Any]) -> None:
-    """Print figures as JSON, or write them to a file, as the flags say."""
+    """Print figures as JSON, and write them to a file, as the flags say: what cannot be written has been shown."""
+    from archsearch.commands.output import writing
     from archsearch.files import write_atomic
 
     text = json.dumps(figures, indent=2)
-    if args.output:
-        write_atomic(args.output, text + "\n")
     if args.json:
         print(text)
+    if args.output:
+        with writing(args.output):
+            write_atomic(args.output, text + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ def print_measured(figures: dict[str, Any], conditions: Any) -> None:
             f"{result['tokens_per_second']:,.0f}",
             f"{result['milliseconds']:,.1f}",
             f"{result['ratio']:.3f}",
-            f"{result['ratio_low']:.3f} to {result['ratio_high']:.3f}",
+            "open" if result["ratio_low"] is None else f"{result['ratio_low']:.3f} to {result['ratio_high']:.3f}",
             mebibytes(result["peak_memory_bytes"]),
         ]
         if utilised:
@@ -37,8 +38,11 @@ def print_measured(figures: dict[str, Any], conditions: Any) -> None:
         table.add_row(result["pattern"], *texts)
     console = Console(width=None if Console().is_terminal else 140, highlight=False)
     console.print(table)
-    if len(results) > 1 or results[0]["ratio_high"] > results[0]["ratio_low"]:
-        bars = [Bar(label=x["pattern"], low=x["ratio_low"], median=x["ratio"], high=x["ratio_high"]) for x in results]
+    if len(results) > 1 or results[0]["ratio_high"] != results[0]["ratio_low"]:
+        bars = [
+            Bar(label=x["pattern"], low=x["ratio_low"] or 0.0, median=x["ratio"], high=x["ratio_high"] or math.inf)
+            for x in results
+        ]
         console.print("\n" + "\n".join(draw(bars)) + "\n", markup=False)
     first = results[0]
     ways = "each in a fresh process" if figures["isolated"] else first["holding"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from archsearch.commands.measure_options import MODE, PART_LIMIT, SETTINGS, conditions_of, describe, write
 from archsearch.commands.measure_print import describe_table, print_predicted
+from archsearch.commands.output import prepare_output
 
 if TYPE_CHECKING:
     from archsearch.architecture import Architecture
@@ -37,6 +38,7 @@ def make(args: argparse.Namespace) -> int:
     of_space = {name: space.budget.conditions(mode)[name] for name in SETTINGS}
     conditions = conditions_of(args, of_space)
     path = Path(args.output) if args.output else default_path(args.table, key_of_this_machine(conditions))
+    prepare_output(path)
 
     def say(text: str) -> None:
         print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
@@ -103,9 +105,9 @@ def predict(args: argparse.Namespace) -> int:
             }
         )
     figures = {"table": args.predict, "key": key.describe(), "warning": warning, "results": rows}
-    write(args, figures)
     if not args.json:
         print_predicted(figures, args.confidence)
+    write(args, figures)
     return 0
 
 

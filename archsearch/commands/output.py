@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 OURS = ("config.json", "architecture.yaml")  # lies in every folder that is written here
 
@@ -27,6 +28,19 @@ def check_output(path: Path, force: bool, *, is_folder: bool) -> None:
         raise ConfigError(f"{path}: exists already; --force replaces it")
     if is_folder and any(path.iterdir()) and not any((path / name).is_file() for name in OURS):
         raise ConfigError(f"{path}: is no earlier export (none of {', '.join(OURS)} in it); it is not replaced")
+
+
+def prepare_output(path: str | Path) -> None:
+    """Make the folder of a file that is written in the end; raise ConfigError where it cannot be written or replaced.
+
+    What took minutes to measure must not be lost to a slip in a name.
+    """
+    path = Path(path)
+    with writing(path), suppress(FileExistsError):  # a file in the folder's place: named below
+        path.parent.mkdir(parents=True, exist_ok=True)
+    check_output(path, force=True, is_folder=False)
+    with writing(path), TemporaryFile(dir=path.parent):
+        pass
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -55,6 +56,7 @@ class BatchStream:
             batch_size=None,
             num_workers=self.num_workers,
             prefetch_factor=AHEAD,
+            worker_init_fn=_ignore_interrupts,
             pin_memory=self.pinned,
             generator=torch.Generator(),  # its own: an iterator over workers draws a seed, which would move the global
         )
@@ -152,6 +154,11 @@ class _FilledUp:
             return batch
         nothing = {"targets": IGNORED, "groups": -1}
         return {name: torch.full_like(x, nothing[name]) if name in nothing else x for name, x in batch.items()}
+
+
+def _ignore_interrupts(_: int) -> None:
+    """Leave Ctrl-C, which a terminal sends to every process, to the one that trains: it ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class _InWorkers(IterableDataset[Batch]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -148,8 +149,8 @@ def parse_budget(values: Mapping[str, Any], base: Architecture, where: Where) ->
     """Read the budget. `of` makes a limit a fraction of another architecture's figure. Raises ConfigError."""
     written = fill(_Written, values, where)
     for name in ("sequence_length", "batch_size", "time_limit"):
-        if getattr(written, name) <= 0:
-            raise (where / name).error(f"must be positive; got {getattr(written, name)}")
+        if not 0 < getattr(written, name) < math.inf:
+            raise (where / name).error(f"must be positive and finite; got {getattr(written, name)}")
     if not 0.5 < written.confidence < 1:
         raise (where / "confidence").error(f"must lie between 0.5 and 1; got {written.confidence}")
     if written.precision not in ("fp32", "bf16", "fp16"):
@@ -330,8 +331,8 @@ def _throughput(budget: _Written, name: str, base: Architecture, where: Where) -
     written, where = getattr(budget, name), where / name
     if written is None:
         return None
-    if written.at_least <= 0:
-        raise (where / "at_least").error(f"must be positive; got {written.at_least}")
+    if not 0 < written.at_least < math.inf:
+        raise (where / "at_least").error(f"must be positive and finite; got {written.at_least}")
     if written.of is None and written.at_least <= 10:
         rule = "is a number of tokens/s without `of`; write `of: base` for a fraction of the base's"
         raise (where / "at_least").error(f"{rule}; got {written.at_least}")

@@ -341,7 +341,7 @@ def _add_measured(
 
 def _measured_figures(measurement: Measurement, budget: Budget, *, asks_speed: bool) -> dict[str, Any]:
     """Return a measurement as plain values; without an anchor it was timed beside itself, which is no ratio."""
-    figures = {"source": "measured", **asdict(measurement)}
+    figures = {"source": "measured", **measurement.to_plain()}
     if not asks_speed or budget.anchor(measurement.mode) is None:
         figures |= dict.fromkeys(("base_tokens_per_second", "ratio", "ratio_low", "ratio_high"))
         figures["round_ratios"] = ()

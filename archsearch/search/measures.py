@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -112,14 +111,14 @@ def measured_figure(name: str, measurement: Measurement) -> Figure:
             raise LookupError("peak_memory: is measured on a GPU, and this machine has none")
         memory = float(measurement.peak_memory_bytes)
         return Figure(value=memory, low=memory, high=memory, source="measured")
-    speed = measurement.tokens_per_second
+    plain = measurement.to_plain()
     return Figure(
-        value=speed,
-        low=_known(measurement.tokens_per_second_low),
-        high=_known(measurement.tokens_per_second_high),
+        value=measurement.tokens_per_second,
+        low=plain["tokens_per_second_low"],
+        high=plain["tokens_per_second_high"],
         ratio=measurement.ratio,
-        ratio_low=_known(measurement.ratio_low),
-        ratio_high=_known(measurement.ratio_high),
+        ratio_low=plain["ratio_low"],
+        ratio_high=plain["ratio_high"],
         source="measured",
     )
 
@@ -134,11 +133,6 @@ def objective_figure(
     names = ("ratio", "ratio_low", "ratio_high") if objective.of else ("value", "low", "high")
     value, low, high = (found[name] for name in names)
     return float(value), low, high
-
-
-def _known(bound: float | None) -> float | None:
-    """Return a bound of an interval, None where too few rounds leave it open."""
-    return bound if bound is not None and 0 < bound < math.inf else None
 
 
 def _figure(estimate: Estimate, ratio: Estimate | None, confidence: float, source: str) -> Figure:

@@ -90,26 +90,6 @@ def read_report(folder: Path) -> Report:
     return report
 
 
-def die_with_parent(*, alone: bool = False) -> None:
-    """End this process and its group, at once, when the one that started it is gone (called in the child).
-
-    Does nothing where a person has started it: there is no pipe from a parent then. `alone`: the group is another's.
-    """
-    import stat
-    import threading
-
-    if not stat.S_ISFIFO(os.fstat(0).st_mode) or not (alone or os.getpgrp() == os.getpid()):
-        return
-
-    def wait() -> None:
-        with contextlib.suppress(OSError):
-            while os.read(0, 1):
-                pass
-        os.kill(os.getpid() if alone else 0, signal.SIGKILL)
-
-    threading.Thread(target=wait, daemon=True, name="die-with-parent").start()
-
-
 def of_its_own(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a trial: it is no rank of what has started the search."""
     return {name: value for name, value in environment.items() if name not in OTHERS}

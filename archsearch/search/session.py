@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.config import ConfigError
+from archsearch.lifetime import die_with_parent
 from archsearch.search import cost, cost_tables, evidence, gpus, outlook
 from archsearch.search.brute_force import check_size
 from archsearch.search.changed import told
@@ -24,7 +25,7 @@ from archsearch.search.database import Database, one_line_errors, parse_database
 from archsearch.search.failures import cause_of_end
 from archsearch.search.folder import SQLITE, database_of, keep_space, open_folder, read_evidence
 from archsearch.search.helpers import helped
-from archsearch.search.process import Launcher, die_with_parent, in_order
+from archsearch.search.process import Launcher, in_order
 from archsearch.search.selection import Confirmed
 from archsearch.search.space import Space
 from archsearch.search.store import Store

@@ -22,9 +22,10 @@ from typing import Any
 
 from archsearch.config import ConfigError, Where, load_yaml
 from archsearch.files import write_atomic
+from archsearch.lifetime import die_with_parent
 from archsearch.search.failures import DISK_FULL_STATUS, cause_of, is_disk_full, unless_disk_full
 from archsearch.search.memory import peaks
-from archsearch.search.process import Report, die_with_parent, read_report
+from archsearch.search.process import Report, read_report
 from archsearch.search.ranks import Failure, Ranks, folder_of_rank
 
 REPORT_SECONDS = 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import dataclass
 
@@ -34,10 +35,10 @@ class Conditions:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "length", "time_limit"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be positive; got {getattr(self, name)}")
-        if not 0 < self.confidence < 1:
-            raise ConfigError(f"confidence must lie between 0 and 1; got {self.confidence}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be positive and finite; got {getattr(self, name)}")
+        if not 0.5 < self.confidence < 1:
+            raise ConfigError(f"confidence must lie between 0.5 and 1; got {self.confidence}")
         for name, known in (("precision", tuple(PRECISIONS)), ("mode", MODES), ("blocks", BLOCKS)):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from archsearch.architecture import Architecture
 from archsearch.config import ConfigError
+from archsearch.lifetime import die_with_parent
 from archsearch.throughput.conditions import Conditions
 from archsearch.throughput.measure import Measurement, Target
 
@@ -41,9 +43,13 @@ def _measure_one(
         base.save(folder / "base.yaml")
         given = {"conditions": asdict(conditions), "target": asdict(target) if target else None, "plugins": [*plugins]}
         (folder / "given.json").write_text(json.dumps(given), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", "archsearch.throughput.isolate", name], stderr=subprocess.PIPE, text=True
-        )
+        reading, writing = os.pipe()  # closed by the system if this process is killed, which ends the other one
+        try:
+            command = [sys.executable, "-m", "archsearch.throughput.isolate", name]
+            done = subprocess.run(command, stdin=reading, stderr=subprocess.PIPE, text=True)
+        finally:
+            os.close(reading)
+            os.close(writing)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             raise ConfigError(f"{architecture.pattern}: {lines[-1]}")
@@ -56,6 +62,7 @@ def main(folder: Path) -> None:
     from archsearch.registry import import_plugin
     from archsearch.throughput.measure import compare
 
+    die_with_parent(alone=True)
     given = json.loads((folder / "given.json").read_text(encoding="utf-8"))
     for plugin in given["plugins"]:
         import_plugin(plugin)

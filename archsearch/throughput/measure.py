@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from archsearch.architecture import Architecture
+from archsearch.config import ConfigError
 from archsearch.throughput.conditions import Conditions, describe_device
 from archsearch.throughput.contestant import Contestant, Stage
 from archsearch.throughput.cost_table import with_vocabulary
@@ -29,6 +31,10 @@ class Target:
     at_least: float
     absolute: bool = False
     narrow: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.at_least < math.inf:
+            raise ConfigError(f"at_least must be positive and finite; got {self.at_least}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +69,14 @@ class Measurement:
     holding: str = ""
     round_ratios: tuple[float, ...] = ()
 
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values for JSON: a bound that too few rounds leave open is None there."""
+        plain = asdict(self)
+        for name in ("ratio_low", "ratio_high", "tokens_per_second_low", "tokens_per_second_high"):
+            if plain[name] in (0, math.inf):
+                plain[name] = None
+        return plain
+
 
 def compare(
     candidate: Architecture, base: Architecture, conditions: Conditions, *, target: Target | None = None
@@ -89,7 +103,8 @@ def measure(
         everyone.setdefault(own.id, own)
     contestants = [Contestant(x, conditions, device, watch) for x in everyone.values()]
     with Stage(contestants) as stage:
-        contest = Contest(stage.passes(), conditions, target)
+        names_anchor = any(with_vocabulary(x, base).id == base.id for x in architectures)
+        contest = Contest(stage.passes(), conditions, target, names_anchor=names_anchor)
         contest.run(started + conditions.time_limit, time.monotonic, watch)
     common: dict[str, Any] = {
         "device": describe_device(device),
@@ -145,13 +160,25 @@ class Lane:
 
 
 class Contest:
-    """Rounds of passes, the first being the anchor's, and what they say about each."""
+    """Rounds of passes, the first being the anchor's, and what they say about each.
 
-    def __init__(self, passes: Sequence[Pass], conditions: Conditions, target: Target | None = None) -> None:
+    With `names_anchor` the anchor is itself one of those that are asked about.
+    """
+
+    def __init__(
+        self,
+        passes: Sequence[Pass],
+        conditions: Conditions,
+        target: Target | None = None,
+        *,
+        names_anchor: bool = False,
+    ) -> None:
         self.conditions = conditions
         self.lanes = [Lane(number, conditions.confidence, target) for number in range(len(passes))]
         self.log = Log()
         self._passes = passes
+        asks_anchor = names_anchor and target is not None and target.absolute  # its ratio to itself is known
+        self._asked = self.lanes if asks_anchor else self.lanes[1:] or self.lanes
 
     @property
     def rounds(self) -> int:
@@ -160,11 +187,10 @@ class Contest:
 
     def run(self, until: float, clock: Callable[[], float], watch: Watch | None = None) -> None:
         """Add rounds until all is known, or the clock says that it is time."""
-        asked = self.lanes[1:] or self.lanes
         for found in interleave(self._passes, self.log, watch):
             for lane in self.lanes:
                 lane.add(found.seconds, self.conditions.tokens_per_step)
-            enough = all(lane.is_known() for lane in asked)
+            enough = all(lane.is_known() for lane in self._asked)
             if self.rounds >= LEAST_ROUNDS and (enough or clock() >= until):
                 return
 

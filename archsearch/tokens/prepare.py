@@ -143,13 +143,12 @@ def _own_folder(folder: Path, key: str, force: bool) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"{folder}: another process is preparing this") from None
-        if (other := _read(folder / "plan")) not in (None, key):
+        if (other := _read(folder / "plan")) != key:
             shards = list(folder.glob("*.npz"))
-            if shards and not force:
+            if shards and other is not None and not force:
                 raise ConfigError(f"{folder}: holds shards of other text, tokenizer or options; --force drops them")
-            for shard in shards:
+            for shard in shards:  # without a plan they are what a run that was done had not yet removed
                 shard.unlink()
-        if other != key:
             write_atomic(folder / "plan", key)
         yield
         shutil.rmtree(folder)

@@ -21,7 +21,7 @@ PREFIX = "model."  # of the weights: LanguageModel keeps its HybridLM under this
 
 
 def load_checkpoint(path: str | Path, field: str = "ckpt_path") -> dict[str, Any]:
-    """Return a checkpoint's content, plain data only. Raises ConfigError that names `field` and the file."""
+    """Return a checkpoint's content, plain data with floating weights. Raises ConfigError that names `field`."""
     if not Path(path).is_file():
         raise ConfigError(f"{field}: no such file: {path}")
     try:
@@ -35,12 +35,15 @@ def load_checkpoint(path: str | Path, field: str = "ckpt_path") -> dict[str, Any
     weights = checkpoint.get("state_dict") or {}
     if not isinstance(weights, dict) or not all(isinstance(x, Tensor) for x in weights.values()):
         raise ConfigError(f"{field}: {path}: state_dict: must be a mapping of tensors")
+    for name, weight in weights.items():
+        if str(name).startswith(PREFIX) and not weight.is_floating_point():
+            raise ConfigError(f"{field}: {path}: {name}: must be floating-point numbers; holds {weight.dtype}")
     content: dict[str, Any] = checkpoint
     return content
 
 
 def check_intact(checkpoint: dict[str, Any], path: str | Path, field: str) -> None:
-    """Raise ConfigError where a part of a checkpoint is not what was written, or weights are not finite floats.
+    """Raise ConfigError where a part of a checkpoint is not what was written, or weights are not finite.
 
     Loading looks at no checksum.
     """
@@ -48,8 +51,6 @@ def check_intact(checkpoint: dict[str, Any], path: str | Path, field: str) -> No
         if (damaged := file.testzip()) is not None:
             raise ConfigError(f"{field}: {path} is damaged: the checksum of {damaged} in it is wrong")
     for name, weight in (checkpoint.get("state_dict") or {}).items():
-        if not weight.is_floating_point():
-            raise ConfigError(f"{field}: {path}: {name}: must be floating-point numbers; holds {weight.dtype}")
         if not weight.isfinite().all():
             raise ConfigError(f"{field}: {path}: {name}: must be finite; holds NaN or infinity")
 

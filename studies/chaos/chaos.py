@@ -25,8 +25,9 @@ from typing import Any
 import sqlalchemy
 
 from archsearch.config import load_yaml
+from archsearch.lifetime import die_with_parent
 from archsearch.search import process
-from archsearch.search.process import die_with_parent, read_report
+from archsearch.search.process import read_report
 from archsearch.search.rows import Row
 from archsearch.search.trial import Journal, keep_record
 

@@ -83,10 +83,10 @@ def test_a_plugin_that_cannot_be_imported_is_named(capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--batch-size", "0"], "batch_size must be positive; got 0"),
-        (["--length", "-1"], "length must be positive; got -1"),
-        (["--time-limit", "0"], "time_limit must be positive; got 0.0"),
-        (["--confidence", "2"], "confidence must lie between 0 and 1; got 2.0"),
+        (["--batch-size", "0"], "batch_size must be positive and finite; got 0"),
+        (["--length", "-1"], "length must be positive and finite; got -1"),
+        (["--time-limit", "0"], "time_limit must be positive and finite; got 0.0"),
+        (["--confidence", "2"], "confidence must lie between 0.5 and 1; got 2.0"),
         (["--device", "foo"], "device must be one of this machine's, cpu"),
         (["--device", "cuda:99"], "device must be one of this machine's, cpu"),
     ],

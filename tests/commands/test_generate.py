@@ -91,6 +91,13 @@ def test_several_prompts_are_continued_as_one_batch_and_printed_in_turn(runs, ca
     assert capfd.readouterr().out == shown
 
 
+def test_a_prompt_goes_to_the_end_of_its_line_whatever_else_would_break_one(runs, capfd):
+    (runs / "prompts.txt").write_bytes("a\f\x1c\r b\r\n\r\nc\u2028\x85d".encode())
+    assert run(TEXT_RUN, "--prompts", "prompts.txt", "--max-new-tokens", "1", "--json") == 0
+    texts = json.loads(capfd.readouterr().out)["continuations"]
+    assert [text["prompt"] for text in texts] == ["a\f\x1c\r b", "c\u2028\x85d"]
+
+
 def test_json_gives_texts_tokens_speeds_and_the_states_bytes(capfd):
     flags = ["--max-new-tokens", "6", "--temperature", "0", "--json"]
     assert run(f"{TEXT_RUN}/checkpoints/last.ckpt", "--prompt", "", "--prompt", "ab", *flags) == 0
@@ -162,6 +169,10 @@ def test_a_terminal_does_not_obey_what_a_model_writes(capsys, monkeypatch):
         (["bytes.ckpt", "--prompt", "a"], "CHECKPOINT: bytes.ckpt is no checkpoint of plain tensors and values: "),
         (["pickled.ckpt", "--prompt", "a"], "CHECKPOINT: pickled.ckpt is no checkpoint of plain tensors and values: "),
         (["foreign.ckpt", "--prompt", "a"], "CHECKPOINT: foreign.ckpt is no checkpoint of this program"),
+        (
+            ["whole.ckpt", "--prompt", "a"],
+            "CHECKPOINT: whole.ckpt: model.norm.weight: must be floating-point numbers; holds torch.int64",
+        ),
         (["other.ckpt", "--prompt", "a"], "CHECKPOINT: other.ckpt: holds other weights than its architecture has: "),
         (
             ["imported.ckpt", "--prompt", "a"],
@@ -184,7 +195,10 @@ def test_a_users_errors_are_one_line(runs, capfd, arguments, message):
     (runs / "empty.txt").write_text("\n\n")
     torch.save({"model": torch.nn.Linear(1, 1)}, runs / "pickled.ckpt")
     torch.save({"hyper_parameters": None, "state_dict": {}}, runs / "foreign.ckpt")
-    torch.save({**load_checkpoint(f"{TEXT_RUN}/checkpoints/last.ckpt"), "state_dict": {}}, runs / "other.ckpt")
+    whole = {"model.norm.weight": torch.ones(16, dtype=torch.int64)}
+    for name, weights in (("whole", whole), ("other", {})):
+        changed = {**load_checkpoint(f"{TEXT_RUN}/checkpoints/last.ckpt"), "state_dict": weights}
+        torch.save(changed, runs / f"{name}.ckpt")
     torch.save({"hyper_parameters": {"architecture": {}}}, runs / "imported.ckpt")
     assert run(*arguments) == 1
     out, err = capfd.readouterr()

@@ -1,7 +1,13 @@
 """`archsearch measure` as a user runs it: small models for seconds, tables on a machine of known costs."""
 
+import contextlib
+import errno
 import json
+import os
+import signal
 import statistics
+import subprocess
+import sys
 
 import pytest
 
@@ -60,6 +66,25 @@ def test_figures_and_a_verdict_are_written_as_json(tmp_path, capsys):
     assert "infeasible, p = 0.97" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("machine")
+def test_an_interval_that_too_few_rounds_leave_open_is_null_in_json(capsys):
+    arguments = ["measure", "R6", "R5M", *SHORT, "--confidence", "0.999", "--time-limit", "1e-9"]
+    assert main([*arguments, "--json"]) == 0
+    anchor, other = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["results"]
+    assert [other[f"ratio_{side}"] for side in ("low", "high")] == [None, None]
+    assert [anchor[f"tokens_per_second_{side}"] for side in ("low", "high")] == [None, None]
+    assert main(arguments) == 0
+    assert " open " in capsys.readouterr().out
+
+
+def test_the_first_pattern_gets_its_verdict_on_tokens_per_second_too(monkeypatch, capsys):
+    FakeMachine(noise=0.005).use(monkeypatch)
+    arguments = ["--batch-size", "1", "--length", "8", "--device", "cpu"]
+    assert main(["measure", "R6", "M", "--at-least", "102.2", "--json", *arguments]) == 0
+    first, second = json.loads(capsys.readouterr().out)["results"]
+    assert (first["verdict"], second["verdict"]) == ("feasible", "feasible")
+
+
 def test_an_isolated_process_measures_its_architecture_against_the_anchor(capsys):
     assert main(["measure", "A16", "--against", "A", *SHORT, "--isolate", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
@@ -73,6 +98,24 @@ def test_an_isolated_process_that_fails_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr("archsearch.throughput.isolate.sys.executable", "/bin/false")
     assert main(["measure", "A", *SHORT, "--isolate"]) == 1
     assert capsys.readouterr().err == "error: A: exit status 1\n"
+
+
+def test_an_isolated_process_ends_with_the_one_that_started_it(tmp_path):
+    (tmp_path / "slow.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
+    code = (
+        "from archsearch.architecture import resolve; from archsearch.throughput.isolate import *; "
+        "model = resolve('A', None); measure_isolated([model], model, Conditions(), plugins=['slow'])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        isolated = int(parent.stdout.readline())
+        parent.kill()
+        try:
+            parent.communicate(timeout=5)  # both write to this pipe: it ends when both have
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(isolated, signal.SIGKILL)
 
 
 def test_a_table_is_made_checked_and_asked(space, machine, tmp_path, capsys):
@@ -125,6 +168,12 @@ def test_a_table_of_another_machine_is_not_added_to_and_predicts_with_a_warning(
         ([], "give PATTERN|FILE, or --table SPACE.yaml"),
         (["M", "--table", "x.yaml"], "give PATTERN|FILE, or --table SPACE.yaml"),
         (["M", "--mode", "fly"], "mode must be one of train, prefill, decode; got 'fly'"),
+        (["M", "--confidence", "0.5"], "confidence must lie between 0.5 and 1; got 0.5"),
+        (["M", "--time-limit", "nan"], "time_limit must be positive and finite; got nan"),
+        (["M", "--time-limit", "inf"], "time_limit must be positive and finite; got inf"),
+        (["M", "--at-least", "0"], "at_least must be positive and finite; got 0.0"),
+        (["M", "--at-least", "-1"], "at_least must be positive and finite; got -1.0"),
+        (["M", "--at-least", "nan"], "at_least must be positive and finite; got nan"),
         (["M", "--predict", "nowhere.json"], "nowhere.json: no such file"),
         (["--table", "nowhere.yaml"], "nowhere.yaml: no such file"),
     ],
@@ -134,6 +183,39 @@ def test_errors_are_one_line(arguments, message, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("way", ["patterns", "table"])
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("folder", "folder: is a folder, and not replaced by the other kind"),
+        ("file/out.json", "file/out.json: file: is no folder"),
+        ("/proc/out.json", "/proc/out.json: cannot be written: "),
+    ],
+)
+def test_where_nothing_can_be_written_nothing_is_measured(way, output, message, space, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("archsearch.throughput.contestant.Stage.__enter__", lambda _: pytest.fail("measured"))
+    what = ["R", *SHORT] if way == "patterns" else ["--table", str(space), "--device", "cpu"]
+    assert main(["measure", *what, "--output", output]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("flags", [["--json"], []])
+def test_figures_that_cannot_be_written_any_more_are_shown(flags, tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("archsearch.files.write_atomic", full)
+    assert main(["measure", "R", *SHORT, *flags, "--output", str(tmp_path / "new/out.json")]) == 1
+    out, err = capsys.readouterr()
+    assert "tokens" in out
+    assert err == f"error: {tmp_path}/new/out.json: cannot be written: No space left on device\n"
 
 
 def test_the_chart_shows_intervals_around_the_anchor():

@@ -1,3 +1,5 @@
+import os
+import signal
 import threading
 import time
 from itertools import islice
@@ -119,6 +121,14 @@ def test_no_thread_goes_on_when_nobody_asks_for_more():
 def test_batches_are_pinned_where_they_are_to_be(monkeypatch, pinned):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x + 100)
     assert numbers(FiniteBatchStream(batch_at=numbered, stop=2, pinned=pinned)) == [100 * pinned, 100 * pinned + 1]
+
+
+def test_workers_do_not_die_of_an_interrupt_which_is_for_the_process_that_trains():
+    def batch_at(index):
+        os.kill(os.getpid(), signal.SIGINT)
+        return numbered(index)
+
+    assert numbers(FiniteBatchStream(batch_at=batch_at, stop=3, num_workers=1)) == [0, 1, 2]
 
 
 def test_workers_leave_the_global_random_numbers_alone():

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from archsearch.config import load_yaml
-from archsearch.search.process import die_with_parent
+from archsearch.lifetime import die_with_parent
 from archsearch.search.trial import Journal
 
 mode, folder = sys.argv[1], Path(sys.argv[2])

@@ -1,6 +1,7 @@
 """The budget's verdict: predicted where that is sure, measured where it is not."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -128,6 +129,14 @@ def test_what_is_compared_with_nothing_has_no_ratio(parse, limit):
     names = ("ratio", "ratio_low", "ratio_high", "base_tokens_per_second")
     assert [found.figures[name] for name in names] == [None] * 4
     assert found.figures["tokens_per_second"] == 90
+
+
+def test_bounds_that_are_open_are_none_on_record(parse):
+    limits = budget(parse, train_tokens_per_second={"at_least": 0.5, "of": "base"})
+    unsure = dataclasses.replace(MEASURED, ratio_low=0.0, ratio_high=math.inf, tokens_per_second_high=math.inf)
+    found = decide(limits, parse().base.with_pattern("MRARRA"), {}, asked({"train": unsure})).figures
+    assert (found["ratio_low"], found["ratio_high"], found["tokens_per_second_high"]) == (None, None, None)
+    assert found["tokens_per_second_low"] == 80
 
 
 def test_the_speed_of_a_trial_is_that_of_training(parse):

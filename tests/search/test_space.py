@@ -137,6 +137,7 @@ def test_a_letter_that_is_not_written_has_its_defaults(parse):
             {"budget.parameters.of": "R2X"},
             "budget.parameters.of: must be base, a pattern or a file; unknown letter 'X'",
         ),
+        ({"budget.time_limit": math.inf}, "budget.time_limit: must be positive and finite; got inf"),
         ({"budget.confidence": 95}, "budget.confidence: must lie between 0.5 and 1; got 95"),
         (
             {"budget.train_tokens_per_second": {"at_least": 0.9}},

@@ -143,6 +143,17 @@ def test_shards_of_other_text_are_not_mixed_in():
     assert prepare(["texts.jsonl"], "out", Options(force=True)).documents == 10
 
 
+def test_shards_that_a_kill_left_without_their_plan_are_dropped():
+    write_lines(10)
+    prepare(["texts.jsonl"], "old", Options())
+    expected = outputs("old")
+    Path("out.shards").mkdir()
+    tokens, empty = np.zeros(3, dtype=np.uint16), np.zeros(1, dtype=np.uint64)
+    np.savez("out.shards/00000000.npz", tokens=tokens, lengths=np.array([3]), hashes=empty, not_utf8=0)
+    prepare(["texts.jsonl"], "out", Options())
+    assert outputs() == expected
+
+
 def test_shards_without_a_finished_one_stop_nobody_from_mending_the_text():
     Path("texts.jsonl").write_text('{"txt": "a"}\n')
     with pytest.raises(ConfigError, match="must be an object with the key 'text'"):
