@@ -10,6 +10,7 @@ from pathlib import Path
 
 from archsearch.architecture import Architecture
 from archsearch.config import ConfigError
+from archsearch.files import locked
 from archsearch.registry import MixerOptions
 from archsearch.search.candidates import build, build_given, given, refusal
 from archsearch.search.choices import Match
@@ -150,11 +151,12 @@ def _beside(paths: Sequence[Path], wanted: Key, news: list[str]) -> Path | None:
 def _copy(source: Path, own: Path) -> CostTable:
     """Copy a table into the study's folder, unless what is there was copied from it and has grown since."""
     table = load_table(source)
-    if own.exists():
-        known = load_table(own)
-        if known.key == table.key and known.anchor == table.anchor:
-            table.costs, table.wholes = {**known.costs, **table.costs}, {**known.wholes, **table.wholes}
-    table.save(own)
+    with locked(own):  # another worker may be adding to it
+        if own.exists():
+            known = load_table(own)
+            if known.key == table.key and known.anchor == table.anchor:
+                table.take_in(known, own)
+        table.save(own)
     return table
 
 
