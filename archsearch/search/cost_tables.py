@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from archsearch.architecture import Architecture
@@ -19,7 +19,7 @@ from archsearch.search.filling import Filling
 from archsearch.search.judge import Table
 from archsearch.search.replacement import Replacement
 from archsearch.search.space import Space
-from archsearch.throughput.cost_table import CostTable, Key, check_usable, load_table
+from archsearch.throughput.cost_table import CostTable, Key, check_usable, load_table, with_vocabulary
 
 FOLDER = "cost_tables"
 """Beside a space's file: `cost_tables/SPACE.CARD.MODE....json`."""
@@ -48,11 +48,18 @@ def architectures(space: Space) -> list[Architecture]:
 
 
 def random_patterns(
-    space: Space, number: int, seed: int, *, most: int = 6, new_shapes: float = 0.0
+    space: Space,
+    number: int,
+    seed: int,
+    *,
+    most: int = 6,
+    new_shapes: float = 0.0,
+    known: Container[str] = (),
 ) -> list[Architecture]:
     """Return candidates of 0 to `most` filled slots, placed freely, with shapes drawn from the space's legal ones.
 
-    A share of them, `new_shapes`, has a number of heads that the space never asks for. All differ.
+    A share of them, `new_shapes`, has a number of heads that the space never asks for. All differ, and none is in
+    `known`, ids of architectures with a vocabulary.
     """
     drawn, both = random.Random(seed), itertools.product(space.replacements, space.backbones)
     legal = {(x.letter, backbone): shapes(space, x, backbone) for x, backbone in both}
@@ -72,7 +79,8 @@ def random_patterns(
             replacement = next(x for x in space.replacements if x.letter == changed)
             options[changed] = _other_heads(replacement, options[changed], drawn)
         architecture = _filled(space, pattern, backbone, slots, options)
-        if not any(refusal(space, x) for x in options.values()):
+        refused = any(refusal(space, x) for x in options.values())
+        if not refused and with_vocabulary(architecture).id not in known:
             found.setdefault(architecture.id, architecture)
     return list(found.values())
 

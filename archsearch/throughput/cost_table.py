@@ -149,12 +149,7 @@ def _scaled(found: Timed, factor: float) -> Timed:
 def load_table(path: str | Path) -> CostTable:
     """Read a table's file. Raises ConfigError."""
     where = Where(str(path))
-    try:
-        plain = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise where.error("no such file") from None
-    except (OSError, ValueError) as error:
-        raise where.error(f"is no cost table: {error}") from None
+    plain = read_json(path, "is no cost table")
     if not isinstance(plain, Mapping) or plain.get("format") != FORMAT:
         raise where.error(f"must be a cost table of format {FORMAT}")
     read = fill(_Written, {name: plain.get(name) for name in _Written.__dataclass_fields__}, where)
@@ -167,6 +162,19 @@ def load_table(path: str | Path) -> CostTable:
         wholes={name: fill(_WrittenWhole, values, where / "wholes").whole() for name, values in read.wholes.items()},
         command=read.command,
     )
+
+
+def read_json(path: str | Path, rule: str) -> Any:
+    """Return what a JSON file holds. Raises ConfigError, with the rule that one breaks that is none."""
+    where = Where(str(path))
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise where.error("no such file") from None
+    except RecursionError:
+        raise where.error(f"{rule}: nested too deeply") from None
+    except (OSError, ValueError) as error:
+        raise where.error(f"{rule}: {error}") from None
 
 
 def check_usable(table: CostTable, wanted: Key, path: str | Path, *, named: bool) -> str | None:
