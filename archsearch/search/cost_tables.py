@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from archsearch.architecture import Architecture
 from archsearch.config import ConfigError
+from archsearch.files import locked
 from archsearch.registry import MixerOptions
 from archsearch.search.candidates import build, build_given, given, refusal
 from archsearch.search.choices import Match
@@ -18,7 +19,7 @@ from archsearch.search.filling import Filling
 from archsearch.search.judge import Table
 from archsearch.search.replacement import Replacement
 from archsearch.search.space import Space
-from archsearch.throughput.cost_table import CostTable, Key, check_usable, load_table
+from archsearch.throughput.cost_table import CostTable, Key, check_usable, load_table, with_vocabulary
 
 FOLDER = "cost_tables"
 """Beside a space's file: `cost_tables/SPACE.CARD.MODE....json`."""
@@ -47,11 +48,18 @@ def architectures(space: Space) -> list[Architecture]:
 
 
 def random_patterns(
-    space: Space, number: int, seed: int, *, most: int = 6, new_shapes: float = 0.0
+    space: Space,
+    number: int,
+    seed: int,
+    *,
+    most: int = 6,
+    new_shapes: float = 0.0,
+    known: Container[str] = (),
 ) -> list[Architecture]:
     """Return candidates of 0 to `most` filled slots, placed freely, with shapes drawn from the space's legal ones.
 
-    A share of them, `new_shapes`, has a number of heads that the space never asks for. All differ.
+    A share of them, `new_shapes`, has a number of heads that the space never asks for. All differ, and none is in
+    `known`, ids of architectures with a vocabulary.
     """
     drawn, both = random.Random(seed), itertools.product(space.replacements, space.backbones)
     legal = {(x.letter, backbone): shapes(space, x, backbone) for x, backbone in both}
@@ -71,7 +79,8 @@ def random_patterns(
             replacement = next(x for x in space.replacements if x.letter == changed)
             options[changed] = _other_heads(replacement, options[changed], drawn)
         architecture = _filled(space, pattern, backbone, slots, options)
-        if not any(refusal(space, x) for x in options.values()):
+        refused = any(refusal(space, x) for x in options.values())
+        if not refused and with_vocabulary(architecture).id not in known:
             found.setdefault(architecture.id, architecture)
     return list(found.values())
 
@@ -150,11 +159,12 @@ def _beside(paths: Sequence[Path], wanted: Key, news: list[str]) -> Path | None:
 def _copy(source: Path, own: Path) -> CostTable:
     """Copy a table into the study's folder, unless what is there was copied from it and has grown since."""
     table = load_table(source)
-    if own.exists():
-        known = load_table(own)
-        if known.key == table.key and known.anchor == table.anchor:
-            table.costs, table.wholes = {**known.costs, **table.costs}, {**known.wholes, **table.wholes}
-    table.save(own)
+    with locked(own):  # another worker may be adding to it
+        if own.exists():
+            known = load_table(own)
+            if known.key == table.key and known.anchor == table.anchor:
+                table.take_in(known, own)
+        table.save(own)
     return table
 
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from archsearch.architecture import Architecture
 from archsearch.config import Where, fill
@@ -87,6 +87,9 @@ class Whole:
     rounds: int = 0
 
 
+Timed = TypeVar("Timed", Cost, Whole)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Anchor:
     """The model beside which everything was measured, and its seconds per step when the table was begun."""
@@ -110,6 +113,27 @@ class CostTable:
         """Return the parts of an architecture that were not measured."""
         return [part for part in parts_of(architecture) if part not in self.costs]
 
+    def take_in(self, other: CostTable, path: Path) -> None:
+        """Add what the file at `path` has besides, in the seconds of its anchor. Raises ConfigError on another's."""
+        where = Where(str(path))
+        own, found = dataclasses.asdict(self.key), dataclasses.asdict(other.key)
+        for name in own:
+            if differ(name, own, found):
+                rule = f"must be {own[name]} for this table's costs to be added; got {found[name]}"
+                raise (where / "key" / name).error(rule)
+        if other.anchor is not None and self.anchor is not None and other.anchor != self.anchor:
+            if other.anchor.architecture != self.anchor.architecture:
+                rule = "must be the model beside which this table's costs were measured"
+                raise (where / "anchor.architecture").error(f"{rule}; got {other.anchor.architecture.get('pattern')}")
+            self._rescale(other.anchor.seconds / self.anchor.seconds)
+        self.anchor = other.anchor or self.anchor
+        self.costs, self.wholes = {**other.costs, **self.costs}, {**other.wholes, **self.wholes}
+
+    def _rescale(self, factor: float) -> None:
+        """Change the unit: all seconds are shares of the anchor's."""
+        self.costs = {name: _scaled(cost, factor) for name, cost in self.costs.items()}
+        self.wholes = {name: _scaled(whole, factor) for name, whole in self.wholes.items()}
+
     def save(self, path: Path) -> None:
         """Write the file, with what the residuals say in it for its readers."""
         from archsearch.throughput.predict import residual_figures
@@ -118,15 +142,14 @@ class CostTable:
         write_atomic(path, json.dumps(plain, indent=1) + "\n")
 
 
+def _scaled(found: Timed, factor: float) -> Timed:
+    return dataclasses.replace(found, seconds=factor * found.seconds, error=factor * found.error)
+
+
 def load_table(path: str | Path) -> CostTable:
     """Read a table's file. Raises ConfigError."""
     where = Where(str(path))
-    try:
-        plain = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise where.error("no such file") from None
-    except (OSError, ValueError) as error:
-        raise where.error(f"is no cost table: {error}") from None
+    plain = read_json(path, "is no cost table")
     if not isinstance(plain, Mapping) or plain.get("format") != FORMAT:
         raise where.error(f"must be a cost table of format {FORMAT}")
     read = fill(_Written, {name: plain.get(name) for name in _Written.__dataclass_fields__}, where)
@@ -139,6 +162,19 @@ def load_table(path: str | Path) -> CostTable:
         wholes={name: fill(_WrittenWhole, values, where / "wholes").whole() for name, values in read.wholes.items()},
         command=read.command,
     )
+
+
+def read_json(path: str | Path, rule: str) -> Any:
+    """Return what a JSON file holds. Raises ConfigError, with the rule that one breaks that is none."""
+    where = Where(str(path))
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise where.error("no such file") from None
+    except RecursionError:
+        raise where.error(f"{rule}: nested too deeply") from None
+    except (OSError, ValueError) as error:
+        raise where.error(f"{rule}: {error}") from None
 
 
 def check_usable(table: CostTable, wanted: Key, path: str | Path, *, named: bool) -> str | None:

@@ -89,6 +89,9 @@ class Predictor:
         """
         parts, others = parts_of(architecture), parts_of(anchor)
         own, base = self._residuals_of(architecture), self._residuals_of(anchor)
+        if parts == others and architecture.id == anchor.id:
+            self._check(parts)
+            return Estimate(median=1.0, spread=0.0, freedom=own.freedom)
         total = self._sum(parts)
         differing = {name: parts.get(name, 0) - others.get(name, 0) for name in {**parts, **others}}
         known = self.measured(architecture) and self.measured(anchor)

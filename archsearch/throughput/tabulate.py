@@ -14,6 +14,7 @@ import torch
 
 from archsearch.architecture import Architecture
 from archsearch.config import ConfigError, Where
+from archsearch.files import locked
 from archsearch.pattern import compact
 from archsearch.throughput.conditions import Conditions
 from archsearch.throughput.contestant import Contestant, Stage
@@ -76,7 +77,7 @@ class Tabulator:
     def complete(self, architectures: Sequence[Architecture]) -> bool:
         """Measure every missing part of some architectures; returns False where `until` came first."""
         for architecture in map(with_vocabulary, architectures):
-            for letter in sorted(set(architecture.pattern), key=architecture.pattern.count, reverse=True):
+            for letter in sorted(dict.fromkeys(architecture.pattern), key=architecture.pattern.count, reverse=True):
                 known = part_of(architecture, letter) in self.table.costs
                 if known and fixed_part(architecture) in self.table.costs:
                     continue
@@ -171,12 +172,10 @@ class Tabulator:
         return _Rounds(seconds=found, peaks=[contestant.peak_memory for contestant in contestants])
 
     def _save(self) -> None:
-        if self.path.exists():  # another process may have added to it
-            other = load_table(self.path)
-            if other.key == self.table.key and other.anchor == self.table.anchor:
-                self.table.costs = {**other.costs, **self.table.costs}
-                self.table.wholes = {**other.wholes, **self.table.wholes}
-        self.table.save(self.path)
+        with locked(self.path):
+            if self.path.exists():  # another process may have begun it, or added to it
+                self.table.take_in(load_table(self.path), self.path)
+            self.table.save(self.path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import threading
 
 import pytest
 
 from archsearch.config import ConfigError, Where
+from archsearch.files import locked
 from archsearch.search.candidates import RandomSuggest, sample
 from archsearch.search.cost_tables import FOLDER, architectures, default_path, prepare, random_patterns
 from archsearch.search.dry_run import survey
@@ -207,3 +209,28 @@ def test_a_dry_run_says_why_a_table_is_not_used(space, file):
     assert budget["open"]["train_tokens_per_second"]["reason"] == "no cost table for these conditions on this machine"
     named = survey(space, seed=0, samples=20, file=file, tables=[str(path)])["budget"]
     assert named["refused"] > 0
+
+
+def test_what_a_worker_adds_while_the_table_is_copied_stays(space, file, tmp_path, monkeypatch):
+    put_beside(space, file)
+    (table,) = prepare(space, file, tmp_path, [])[0].values()
+
+    def add():
+        with locked(table.path):
+            grown = load_table(table.path)
+            grown.costs["more"] = Cost(label="more", seconds=1.0, error=0.0)
+            grown.save(table.path)
+
+    adding = threading.Thread(target=add)
+
+    def slow_load(path):
+        loaded = load_table(path)
+        if path == table.path:
+            adding.start()
+            adding.join(0.3)  # either it waits for its turn, or it has written by now
+        return loaded
+
+    monkeypatch.setattr("archsearch.search.cost_tables.load_table", slow_load)
+    prepare(space, file, tmp_path, [])
+    adding.join()
+    assert "more" in load_table(table.path).costs

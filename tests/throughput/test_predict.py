@@ -71,6 +71,15 @@ def test_relative_to_a_base_that_was_measured_what_both_have_in_common_cancels()
     assert Predictor(table).relative(model("R7A"), model("R7A")).median == 1.0
 
 
+def test_nothing_is_faster_or_slower_than_itself():
+    predictor = Predictor(table_of(error=0.01))
+    itself = predictor.relative(model("R7A"), model("R7A"))
+    assert (itself.median, itself.interval(0.95)) == (1.0, (1.0, 1.0))
+    assert predictor.relative(model("R7A"), model("AR7")).spread > 0
+    with pytest.raises(MissingPartsError):
+        Predictor(table_of("R")).relative(model("R7A"), model("R7A"))
+
+
 def test_what_was_measured_whole_is_what_it_took_and_ratios_are_those_of_the_predictions():
     table = table_of()
     for pattern, unseen in (("R7A", 0.0), ("R6MA", 0.02), ("R4M3A", 0.02)):

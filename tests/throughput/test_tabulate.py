@@ -1,6 +1,8 @@
 """A cost table filled on a machine whose costs are known."""
 
+import dataclasses
 import math
+import threading
 
 import pytest
 
@@ -108,6 +110,61 @@ def test_two_processes_may_add_to_one_file(tabulator, monkeypatch):
     other = Tabulator(load_table(tabulator.path), tabulator.path, "cpu")
     tabulator.complete([model("M")])
     other.complete([model("A")])
+    assert not load_table(tabulator.path).missing(model("RMA"))
+
+
+def test_two_processes_that_begin_the_same_table_share_the_anchor_of_the_first(tabulator, monkeypatch):
+    FakeMachine().use(monkeypatch)
+    late = Tabulator(new_table(BASE, CONDITIONS), tabulator.path, "cpu")
+    tabulator.complete([model("RA")])
+    tabulator.hold_out([model("R3A")])
+    FakeMachine(speed=1.4).use(monkeypatch)
+    late.complete([model("RM")])
+    found = load_table(tabulator.path)
+    assert found.anchor == late.table.anchor == tabulator.table.anchor
+    assert not found.missing(model("RMA"))
+    assert len(found.wholes) == 1
+    assert cost(late, "M").seconds == pytest.approx(9e-3, rel=0.01)
+    assert cost(late, "R").seconds == pytest.approx(8e-3, rel=0.01)
+    late.hold_out([model("R2M")])
+    assert late.table.wholes[model("R2M").id].seconds == pytest.approx(FIXED + 25e-3, rel=0.01)
+
+
+def test_the_anchor_of_another_model_is_no_unit(tabulator, monkeypatch):
+    FakeMachine().use(monkeypatch)
+    late = Tabulator(new_table(BASE, CONDITIONS), tabulator.path, "cpu")
+    tabulator.complete([model("R")])
+    with pytest.raises(ConfigError, match=r"table.json: anchor.architecture: must be the model .*; got R4$"):
+        late.complete([model("M")])
+
+
+def test_a_file_of_another_key_is_not_overwritten(tabulator, monkeypatch):
+    FakeMachine().use(monkeypatch)
+    other = new_table(BASE, CONDITIONS)
+    other.key = dataclasses.replace(other.key, driver="580")
+    other.save(tabulator.path)
+    own = tabulator.table.key.driver
+    with pytest.raises(ConfigError, match=rf"table.json: key.driver: must be {own} for .*; got 580$"):
+        tabulator.complete([model("R")])
+    assert load_table(tabulator.path).key == other.key
+
+
+def test_what_another_process_adds_between_reading_and_writing_stays(tabulator, monkeypatch):
+    FakeMachine().use(monkeypatch)
+    tabulator.complete([model("R")])
+    other = Tabulator(load_table(tabulator.path), tabulator.path, "cpu")
+    adding = threading.Thread(target=other.complete, args=([model("A")],))
+
+    def slow_load(path):
+        loaded = load_table(path)
+        if threading.current_thread() is not adding:
+            adding.start()
+            adding.join(0.5)  # either it waits for its turn, or it has written by now
+        return loaded
+
+    monkeypatch.setattr("archsearch.throughput.tabulate.load_table", slow_load)
+    tabulator.complete([model("M")])
+    adding.join()
     assert not load_table(tabulator.path).missing(model("RMA"))
 
 
