@@ -8,19 +8,21 @@ import sys
 
 from archsearch.commands.measure_options import (
     BATCH_SIZE,
+    HELD_OUT,
     LENGTH,
     PART_LIMIT,
     PRECISION,
+    SEED,
     TIME_LIMIT,
+    check_options,
     conditions_of,
     describe,
+    target_of,
     write,
 )
 from archsearch.commands.measure_print import print_measured
 from archsearch.commands.options import add_architecture_arguments, add_json_argument
 from archsearch.commands.output import prepare_output
-
-LARGEST_FRACTION = 10  # above it, --at-least is a number of tokens/s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,12 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json_argument(parser)
     table = parser.add_argument_group("cost table of a space")
     table.add_argument("--table", metavar="SPACE.yaml", help="measure what every block of the space costs")
-    table.add_argument("--held-out", type=int, default=8, metavar="N", help="whole patterns to correct it by (8)")
+    table.add_argument("--held-out", type=int, metavar="N", help=f"whole patterns to correct it by ({HELD_OUT})")
     table.add_argument("--layers", type=int, metavar="N", help="measure blocks from N against 2N layers")
-    table.add_argument(
-        "--check", type=int, default=0, metavar="N", help="then predict N other patterns and measure them"
-    )
-    table.add_argument("--seed", type=int, default=1, help="of the patterns to check (1)")
+    table.add_argument("--check", type=int, metavar="N", help="then predict N other patterns and measure them")
+    table.add_argument("--seed", type=int, help=f"of the patterns to check ({SEED})")
     table.add_argument("--stop-after", metavar="TIME", help="save and stop after this time; the same command goes on")
 
 
@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
     if bool(args.table) == bool(args.architectures):
         raise ConfigError("measure: give PATTERN|FILE, or --table SPACE.yaml")
+    check_options(args)
     try:
         if args.table:
             return measure_table.make(args)
@@ -83,17 +84,15 @@ def _measure(args: argparse.Namespace) -> int:
 
     from archsearch.architecture import resolve
     from archsearch.throughput.isolate import measure_isolated
-    from archsearch.throughput.measure import Target, measure
+    from archsearch.throughput.measure import measure
 
     conditions = conditions_of(args)
     conditions.resolve_device()
-    if args.output:
-        prepare_output(args.output)
     architectures = [resolve(text, args.like) for text in args.architectures]
     anchor = resolve(args.against, args.like) if args.against else architectures[0]
-    target = None
-    if args.at_least is not None:
-        target = Target(at_least=args.at_least, absolute=args.at_least > LARGEST_FRACTION)
+    target = target_of(args)
+    if args.output:
+        prepare_output(args.output)
     if args.isolate:
         results = measure_isolated(architectures, anchor, conditions, target=target, plugins=args.plugin)
     else:

@@ -81,7 +81,9 @@ def print_predicted(figures: dict[str, Any], confidence: float) -> None:
     from rich.table import Table
 
     shown = Table("pattern", box=None, pad_edge=False, header_style="bold")
-    for column in ("tokens/s", "ms/step", f"{confidence:.0%} interval", "of anchor", "peak MiB"):
+    asked = figures["at_least"] is not None
+    of_step = f"{confidence:.0%} interval"
+    for column in ("tokens/s", "ms/step", of_step, "of anchor", "peak MiB", *["verdict"] * asked):
         shown.add_column(column, justify="right")
     for row in figures["results"]:
         interval = f"{row['milliseconds_low']:,.1f} to {row['milliseconds_high']:,.1f}"
@@ -92,6 +94,7 @@ def print_predicted(figures: dict[str, Any], confidence: float) -> None:
             interval,
             f"{row['ratio']:.3f}",
             mebibytes(row["peak_memory_bytes"]),
+            *([_verdict(row)] if asked else []),
         )
     console = Console(width=None if Console().is_terminal else 140, highlight=False)
     console.print(shown)

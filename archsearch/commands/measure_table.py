@@ -9,7 +9,17 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from archsearch.commands.measure_options import MODE, PART_LIMIT, SETTINGS, conditions_of, describe, write
+from archsearch.commands.measure_options import (
+    HELD_OUT,
+    MODE,
+    PART_LIMIT,
+    SEED,
+    SETTINGS,
+    conditions_of,
+    describe,
+    target_of,
+    write,
+)
 from archsearch.commands.measure_print import describe_table, print_predicted
 from archsearch.commands.output import prepare_output
 
@@ -55,11 +65,12 @@ def make(args: argparse.Namespace) -> int:
         layers=args.layers,
     )
     say(f"{path}: {conditions.describe()} on {tabulator.table.key.card}, {tabulator.table.layers} layers against twice")
-    complete = make_table.fill(tabulator, space, args.held_out)
+    complete = make_table.fill(tabulator, space, HELD_OUT if args.held_out is None else args.held_out)
     figures: dict[str, Any] = {"table": str(path), "residuals": residual_figures(tabulator.table)}
     if complete and args.check:
-        checked = path.parent / "checks" / f"{path.stem}.seed{args.seed}.json"  # apart: beside a space are its tables
-        figures["check"] = {"file": str(checked), **make_table.check(tabulator, space, args.check, args.seed, checked)}
+        seed = SEED if args.seed is None else args.seed
+        checked = path.parent / "checks" / f"{path.stem}.seed{seed}.json"  # apart: beside a space are its tables
+        figures["check"] = {"file": str(checked), **make_table.check(tabulator, space, args.check, seed, checked)}
         complete = figures["check"]["complete"]
     figures["complete"] = complete
     if args.json:
@@ -76,12 +87,13 @@ def predict(args: argparse.Namespace) -> int:
     from archsearch.throughput.cost_table import check_usable, load_table, with_vocabulary
     from archsearch.throughput.machine import key_of_this_machine
     from archsearch.throughput.predict import Predictor
+    from archsearch.throughput.verdict import verdict_of
 
     table = load_table(args.predict)
     key = table.key
     conditions = conditions_of(args, {name: getattr(key, name) for name in SETTINGS})
     warning = check_usable(table, key_of_this_machine(conditions), args.predict, named=True)
-    predictor, rows = Predictor(table), []
+    predictor, target, rows = Predictor(table), target_of(args), []
     architectures = [with_vocabulary(resolve(text, args.like)) for text in args.architectures]
     anchor = with_vocabulary(resolve(args.against, args.like)) if args.against else architectures[0]
     for architecture in architectures:
@@ -91,10 +103,16 @@ def predict(args: argparse.Namespace) -> int:
         seconds, ratio = predictor.predict(architecture), predictor.relative(architecture, anchor)
         memory = predictor.peak_memory(architecture)
         low, high = seconds.interval(args.confidence)
+        speed = seconds.inverse(conditions.tokens_per_step)
+        probability = None
+        if target is not None:
+            probability = (speed if target.absolute else ratio).probability_above(target.at_least)
+            if not target.absolute and architecture.id == anchor.id:  # a share of itself
+                probability = float(target.at_least <= 1)
         rows.append(
             {
                 **describe(architecture),
-                "tokens_per_second": conditions.tokens_per_step / seconds.median,
+                "tokens_per_second": speed.median,
                 "milliseconds": 1000 * seconds.median,
                 "milliseconds_low": 1000 * low,
                 "milliseconds_high": 1000 * high,
@@ -102,9 +120,17 @@ def predict(args: argparse.Namespace) -> int:
                 "ratio_low": ratio.interval(args.confidence)[0],
                 "ratio_high": ratio.interval(args.confidence)[1],
                 "peak_memory_bytes": memory.median if memory else None,
+                "probability": probability,
+                "verdict": verdict_of(probability, args.confidence),
             }
         )
-    figures = {"table": args.predict, "key": key.describe(), "warning": warning, "results": rows}
+    figures = {
+        "table": args.predict,
+        "key": key.describe(),
+        "warning": warning,
+        "at_least": args.at_least,
+        "results": rows,
+    }
     if not args.json:
         print_predicted(figures, args.confidence)
     write(args, figures)

@@ -77,12 +77,7 @@ class LogRatio:
 
     def verdict(self) -> Verdict | None:
         """Return what the budget says; `undecided` while neither answer reaches the confidence."""
-        probability = self.probability()
-        if probability is None:
-            return None
-        if probability >= self.confidence:
-            return "feasible"
-        return "infeasible" if probability <= 1 - self.confidence else "undecided"
+        return verdict_of(self.probability(), self.confidence)
 
     def is_known(self) -> bool:
         """Return whether more rounds are not needed."""
@@ -94,6 +89,15 @@ class LogRatio:
         """Return whether the interval alone says enough."""
         low, high = self.interval()
         return low > 0 and math.log(high / low) / 2 <= KNOWN_WITHIN + REPEATABLE_WITHIN
+
+
+def verdict_of(probability: float | None, confidence: float) -> Verdict | None:
+    """Return what P(a target is reached) says, None where there is no target."""
+    if probability is None:
+        return None
+    if probability >= confidence:
+        return "feasible"
+    return "infeasible" if probability <= 1 - confidence else "undecided"
 
 
 class Bet:

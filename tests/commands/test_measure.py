@@ -143,6 +143,14 @@ def test_a_table_is_made_checked_and_asked(space, machine, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "predicted from" in shown
     assert "warning" not in shown
+    assert "verdict" not in shown
+    ask = ["measure", "R3A", "R3M3", "--like", str(space), "--predict", str(table), "--at-least"]
+    yes, no = "feasible", "infeasible"
+    for at_least, verdicts in (("0.5", [yes, yes]), ("1", [yes, no]), ("1e9", [no, no])):
+        assert main([*ask, at_least, "--json"]) == 0
+        assert [row["verdict"] for row in json.loads(capsys.readouterr().out)["results"]] == verdicts
+    assert main([*ask, "0.5"]) == 0
+    assert "feasible, p = 0.999" in capsys.readouterr().out
     assert machine.log == []
 
 
@@ -175,6 +183,15 @@ def test_a_table_of_another_machine_is_not_added_to_and_predicts_with_a_warning(
         (["M", "--at-least", "-1"], "at_least must be positive and finite; got -1.0"),
         (["M", "--at-least", "nan"], "at_least must be positive and finite; got nan"),
         (["M", "--predict", "nowhere.json"], "nowhere.json: no such file"),
+        (["M", "--predict", "x.json", "--isolate"], "--isolate: has no meaning with --predict"),
+        (["M", "--predict", "x.json", "--layers", "2"], "--layers: has no meaning with --predict"),
+        (["M", "--check", "0"], "--check: has no meaning with PATTERN|FILE"),
+        (["M", "--held-out", "8"], "--held-out: has no meaning with PATTERN|FILE"),
+        (["M", "--stop-after", "1h"], "--stop-after: has no meaning with PATTERN|FILE"),
+        (["--table", "x.yaml", "--predict", "x.json"], "--predict: has no meaning with --table"),
+        (["--table", "x.yaml", "--at-least", "0.9"], "--at-least: has no meaning with --table"),
+        (["--table", "x.yaml", "--layers", "0"], "--layers: must be at least 1; got 0"),
+        (["--table", "x.yaml", "--held-out", "-1"], "--held-out: must be at least 0; got -1"),
         (["--table", "nowhere.yaml"], "nowhere.yaml: no such file"),
     ],
 )
