@@ -61,6 +61,8 @@ def fill(schema: type[Schema], values: object, where: Where) -> Schema:
         raise _unknown_key(schema, error, where) from None
     except MissingMandatoryValue as error:
         raise (where / str(error.full_key)).error("is required") from None
+    except OverflowError:  # a float's
+        raise where.error("holds a number that is too large") from None
     except OmegaConfBaseException as error:
         rule = str(error).split("\n")[0].replace("Value ", "value ", 1)
         raise (where / str(error.full_key or "")).error(rule) from None

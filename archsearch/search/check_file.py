@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from archsearch.config import Where, fill
 from archsearch.files import write_atomic
-from archsearch.throughput.cost_table import CostTable, read_json
+from archsearch.throughput.cost_table import MOST_BYTES, CostTable, check_within, read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +68,9 @@ def table_entry(table: CostTable) -> dict[str, Any]:
 def _record(values: object, where: Where) -> Record:
     record = fill(Record, values, where)
     for name, value in vars(record).items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise (where / name).error(f"must be finite; got {value}")
-    for name in ("sum_of_parts_ms", "predicted_ms", "measured_ms"):
-        if (value := getattr(record, name)) <= 0:
-            raise (where / name).error(f"must be positive; got {value}")
+        if isinstance(value, float):
+            least = 1e-6 if name in ("sum_of_parts_ms", "predicted_ms", "measured_ms") else -MOST_BYTES
+            check_within(value, least, MOST_BYTES, where / name)
     return record
 
 

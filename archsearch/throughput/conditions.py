@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from archsearch.config import ConfigError
+from archsearch.throughput.cost_table import BLOCKS, MODES
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-MODES = ("train", "prefill", "decode")
-BLOCKS = ("eager", "compile", "cuda_graphs")
 
 
 @dataclass(frozen=True, kw_only=True)

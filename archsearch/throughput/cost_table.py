@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,11 @@ from archsearch.files import write_atomic
 
 FORMAT = 1
 DEFAULT_VOCABULARY = 256
+MODES = ("train", "prefill", "decode")
+BLOCKS = ("eager", "compile", "cuda_graphs")
+PRECISIONS = ("fp32", "bf16", "fp16")
+LEAST_SECONDS, MOST_SECONDS, MOST_BYTES, MOST_BLOCKS = 1e-9, 1e6, 1e18, 10**6
+"""No step of a model is beyond these, and arithmetic with what is would overflow."""
 MACHINE = ("card", "driver", "torch", "triton", "fla", "kernels")
 
 
@@ -153,15 +159,60 @@ def load_table(path: str | Path) -> CostTable:
     if not isinstance(plain, Mapping) or plain.get("format") != FORMAT:
         raise where.error(f"must be a cost table of format {FORMAT}")
     read = fill(_Written, {name: plain.get(name) for name in _Written.__dataclass_fields__}, where)
-    anchor = Anchor(**read.anchor) if read.anchor else None
+    _check_key(read.key, where / "key")
+    check_within(read.layers, 1, math.inf, where / "layers")
+    costs = {name: _read_cost(values, where / "costs" / name) for name, values in read.costs.items()}
     return CostTable(
         key=read.key,
         layers=read.layers,
-        anchor=anchor,
-        costs={name: fill(Cost, values, where / "costs") for name, values in read.costs.items()},
-        wholes={name: fill(_WrittenWhole, values, where / "wholes").whole() for name, values in read.wholes.items()},
+        anchor=None if read.anchor is None else _read_anchor(read.anchor, where / "anchor"),
+        costs=costs,
+        wholes={name: _read_whole(values, costs, where / "wholes" / name) for name, values in read.wholes.items()},
         command=read.command,
     )
+
+
+def check_within(value: float | None, low: float, high: float, where: Where) -> None:
+    """Raise ConfigError where a number that is there lies beyond its bounds, or is none."""
+    if value is not None and not (low <= value <= high and math.isfinite(value)):
+        bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+        raise where.error(f"must be a number {bound}; got {value}")
+
+
+def _check_key(key: Key, where: Where) -> None:
+    for name, known in (("mode", MODES), ("blocks", BLOCKS), ("precision", PRECISIONS)):
+        if (value := getattr(key, name)) not in known:
+            raise (where / name).error(f"must be one of {', '.join(known)}; got {value!r}")
+    check_within(key.batch_size, 1, math.inf, where / "batch_size")
+    check_within(key.length, 1, math.inf, where / "length")
+
+
+def _read_anchor(values: object, where: Where) -> Anchor:
+    read = fill(_WrittenAnchor, values, where)
+    check_within(read.seconds, LEAST_SECONDS, MOST_SECONDS, where / "seconds")
+    return Anchor(**vars(read))
+
+
+def _read_cost(values: object, where: Where) -> Cost:
+    cost = fill(Cost, values, where)
+    for name in ("seconds", "error"):
+        check_within(getattr(cost, name), 0, MOST_SECONDS, where / name)
+    check_within(cost.bytes, -MOST_BYTES, MOST_BYTES, where / "bytes")  # a marginal may be negative
+    return cost
+
+
+def _read_whole(values: object, costs: Mapping[str, Cost], where: Where) -> Whole:
+    whole = Whole(**vars(fill(_WrittenWhole, values, where)))
+    check_within(whole.seconds, LEAST_SECONDS, MOST_SECONDS, where / "seconds")
+    check_within(whole.error, 0, whole.seconds, where / "error")
+    check_within(whole.bytes, 0, MOST_BYTES, where / "bytes")
+    for name, count in whole.parts.items():
+        check_within(count, 1, MOST_BLOCKS, where / "parts" / name)
+    if all(name in costs for name in whole.parts):
+        total = sum(count * costs[name].seconds for name, count in whole.parts.items())
+        if total < LEAST_SECONDS:
+            raise (where / "parts").error(f"must take {LEAST_SECONDS:g} s or more together; got {total:g}")
+    return whole
 
 
 def read_json(path: str | Path, rule: str) -> Any:
@@ -233,7 +284,7 @@ def part_of(architecture: Architecture, letter: str) -> str:
 class _Written:
     key: Key
     layers: int
-    anchor: dict[str, Any] | None = None
+    anchor: Any = None
     costs: dict[str, Any] = field(default_factory=dict)
     wholes: dict[str, Any] = field(default_factory=dict)
     command: str = ""
@@ -248,5 +299,8 @@ class _WrittenWhole:
     bytes: float | None = None
     rounds: int = 0
 
-    def whole(self) -> Whole:
-        return Whole(**vars(self))
+
+@dataclass(frozen=True, kw_only=True)
+class _WrittenAnchor:
+    architecture: dict[str, Any]
+    seconds: float

@@ -18,6 +18,10 @@ PRIOR_WEIGHT = 2
 """Before whole patterns have shown how far a table is off, it counts as if two of them had been 1.5 % off."""
 
 
+WIDEST = 700.0
+"""Half an interval on the log scale, at most: beyond it a float overflows."""
+
+
 class MissingPartsError(LookupError):
     """A table lacks some parts of an architecture."""
 
@@ -36,7 +40,7 @@ class Estimate:
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """Return the two-sided interval."""
-        width = float(stdtrit(self.freedom, 0.5 + confidence / 2)) * self.spread
+        width = min(float(stdtrit(self.freedom, 0.5 + confidence / 2)) * self.spread, WIDEST)
         return self.median * math.exp(-width), self.median * math.exp(width)
 
     def probability_above(self, value: float) -> float:

@@ -3,9 +3,11 @@
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 
+from archsearch.config import ConfigError
 from archsearch.search.check_file import load_records
 from archsearch.search.cost_tables import random_patterns
 from archsearch.search.make_table import NEW_SHAPES, check, fill
@@ -71,3 +73,33 @@ def test_only_what_is_asked_for_is_summed_up_and_the_rest_is_kept(space, made):
     assert written["complete"]
     tabulator.until = -math.inf
     assert check(tabulator, space, 3, 1, file)["complete"]
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("", "is no check of a cost table"),
+        pytest.param("[" * 100_000, "is no check of a cost table: nested too deeply", id="nested"),
+        ("[]", "must be the check of a cost table, a mapping"),
+        ("{}", "patterns: is required"),
+        ({"patterns": 3}, "patterns: "),
+        ({"patterns": [{}]}, "patterns[0].id: is required"),
+        ({"patterns": [3]}, "patterns[0]: must be a mapping"),
+        ({"error": math.nan}, "patterns[0].error: must be a number"),
+        ({"sum_of_parts_ms": 0}, "patterns[0].sum_of_parts_ms: must be a number"),
+        ({"covered": "perhaps"}, "patterns[0].covered: "),
+    ],
+)
+def test_a_damaged_check_is_named(space, made, written, said):
+    tabulator, file = made
+    if isinstance(written, dict):
+        check(tabulator, space, 1, 1, file)
+        plain = json.loads(file.read_text())
+        if "patterns" in written:
+            plain |= written
+        else:
+            plain["patterns"][0] |= written
+        written = json.dumps(plain)
+    file.write_text(written)
+    with pytest.raises(ConfigError, match=re.escape(f"{file}: {said}")):
+        check(tabulator, space, 1, 1, file)

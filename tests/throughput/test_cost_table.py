@@ -1,11 +1,16 @@
 """The file: what is in it, whose it is, and when it is refused."""
 
 import dataclasses
+import functools
+import json
+import math
+import re
 
 import pytest
 
 from archsearch.architecture import Architecture, resolve
 from archsearch.config import ConfigError, Where
+from archsearch.throughput import conditions, cost_table
 from archsearch.throughput.cost_table import (
     Anchor,
     Cost,
@@ -78,6 +83,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     ("text", "message"),
     [
         ("{", "is no cost table"),
+        pytest.param("[" * 100_000, "is no cost table: nested too deeply", id="nested"),
         ("[]", "must be a cost table of format 1"),
         ('{"format": 2}', "must be a cost table of format 1"),
         ('{"format": 1, "layers": 1}', "key"),
@@ -91,6 +97,56 @@ def test_a_broken_file_is_named(tmp_path, text, message):
     assert str(error.value).startswith(str(path))
     with pytest.raises(ConfigError, match="no such file"):
         load_table(tmp_path / "nothing.json")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("key.batch_size", 0, "key.batch_size: must be a number at least 1; got 0"),
+        ("key.length", -1, "key.length: must be"),
+        ("key.mode", "trian", "key.mode: must be one of train, prefill, decode; got 'trian'"),
+        ("key.precision", "int8", "key.precision: must be one of fp32, bf16, fp16; got 'int8'"),
+        ("key.blocks", "x", "key.blocks: must be one of"),
+        ("layers", 0, "layers: must be a number at least 1"),
+        ("anchor", [], "anchor: must be a mapping of architecture, seconds"),
+        ("anchor", {"seconds": 1.0}, "anchor.architecture: is required"),
+        ("anchor", {"architecture": {}}, "anchor.seconds: is required"),
+        ("anchor.more", 1, "anchor.more: unknown key"),
+        ("anchor.seconds", 0, "anchor.seconds: must be"),
+        ("costs.part", 3, "costs.part: must be a mapping"),
+        ("costs.part.seconds", -1e-3, "costs.part.seconds: must be a number from 0 to 1e+06; got -0.001"),
+        ("costs.part.seconds", math.nan, "costs.part.seconds: must be"),
+        ("costs.part.seconds", 1e300, "costs.part.seconds: must be"),
+        ("costs.part.seconds", 0, "wholes.x.parts: must take 1e-09 s or more together; got 0"),
+        ("costs.part.error", math.nan, "costs.part.error: must be"),
+        ("costs.part.error", -1, "costs.part.error: must be"),
+        ("costs.part.bytes", math.inf, "costs.part.bytes: must be"),
+        ("wholes.x.seconds", 0, "wholes.x.seconds: must be"),
+        pytest.param("wholes.x.seconds", 10**400, "wholes.x: holds a number that is too large", id="huge"),
+        ("wholes.x.error", -1, "wholes.x.error: must be"),
+        ("wholes.x.bytes", -1, "wholes.x.bytes: must be"),
+        ("wholes.x.parts", {}, "wholes.x.parts: must take"),
+        ("wholes.x.parts", [], "wholes.x.parts: must be a mapping"),
+        ("wholes.x.parts.part", -1, "wholes.x.parts.part: must be a number from 1 to 1e+06; got -1"),
+        pytest.param("wholes.x.parts.part", 10**400, "wholes.x.parts.part: must be", id="many"),
+    ],
+)
+def test_a_damaged_entry_is_named(tmp_path, place, value, said):
+    path = tmp_path / "table.json"
+    table = CostTable(key=KEY, layers=4, anchor=Anchor(architecture=model("R4").to_dict(), seconds=0.1))
+    table.costs["part"] = Cost(label="R", seconds=0.01, error=1e-5, bytes=5.0)
+    table.wholes["x"] = Whole(label="R2", parts={"part": 2}, seconds=0.02, error=1e-4, bytes=15.5)
+    table.save(path)
+    plain = json.loads(path.read_text())
+    *above, last = place.split(".")
+    functools.reduce(dict.__getitem__, above, plain)[last] = value
+    path.write_text(json.dumps(plain))
+    with pytest.raises(ConfigError, match=re.escape(f"{path}: {said}")):
+        load_table(path)
+
+
+def test_the_precisions_are_those_that_can_be_timed():
+    assert set(cost_table.PRECISIONS) == set(conditions.PRECISIONS)
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,11 @@ def test_intervals_cover_as_often_as_they_say():
     assert covered_ratio / total >= 0.9
 
 
+def test_what_is_not_known_at_all_has_an_interval():
+    low, high = Estimate(median=1.0, spread=1e15, freedom=2).interval(0.95)
+    assert low < 1e-300 < 1e300 < high
+
+
 def test_a_verdict_by_prediction_is_as_sure_as_its_interval():
     estimate = Estimate(median=0.9, spread=0.01, freedom=8)
     low, high = estimate.interval(0.9)
