@@ -43,10 +43,11 @@ class Check:
     """One limit held against one candidate; `violation` at most 0 means that it is met.
 
     `source` says where the value is from: formula, predicted or measured; `words` is the whole of it for people.
+    `value` is None where nothing could answer.
     """
 
     name: str
-    value: float
+    value: float | None
     limit: str
     violation: float
     verdict: str
@@ -57,6 +58,7 @@ class Check:
     @property
     def reason(self) -> str:
         """The refusal in words."""
+        assert self.words or self.value is not None
         return self.words or f"{self.name} {self.value:,.6g}, must be {self.limit}"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from archsearch.architecture import Architecture
 from archsearch.search.budget import SPEEDS, Budget, Check, Throughput, hold
 from archsearch.search.measures import Figure, measured_figure, predicted_figure
-from archsearch.throughput.cost_table import CostTable, load_table, with_vocabulary
+from archsearch.throughput.cost_table import CostTable, load_table, part_of, with_vocabulary
 from archsearch.throughput.predict import Estimate, MissingPartsError, Predictor
 
 if TYPE_CHECKING:
@@ -295,25 +295,45 @@ def _add_wanted(
 
 def _unanswerable(name: str, budget: Budget, architecture: Architecture, predictor: Predictor) -> Check:
     """Return `undecided` for what a foreign card's table leaves open, since this machine cannot answer for it."""
-    mode = SPEEDS.get(name, "train")
-    speed = budget.speed(mode)
+    speed, is_base = budget.speed(SPEEDS.get(name, "train")), architecture.id == budget.base
     if name not in SPEEDS or speed is None:
         assert budget.peak_memory is not None
-        return Check(
-            name=name,
-            value=float("inf"),
-            limit=str(budget.peak_memory),
-            violation=BARELY,
-            verdict="undecided",
-            source=predictor.source,
-            words=f"{name}: undecided ({predictor.source}; counts as infeasible)",
-        )
-    estimates = _estimates(speed, architecture, predictor)
-    asked = (estimates[1] if speed.fraction else estimates[0]) if estimates else None
-    value, interval = (asked.median, asked.interval(budget.confidence)) if asked else (speed.at_least, (0.0, 1e12))
-    probability = asked.probability_above(speed.at_least) if asked else 0.5
-    is_base = architecture.id == budget.base
-    return speed_check(name, speed, value, interval, probability, budget.confidence, predictor.source, is_base=is_base)
+        models, limit, let_in = [with_vocabulary(architecture)], str(budget.peak_memory), False
+    else:
+        own = with_vocabulary(architecture, speed.anchor)
+        models, limit, let_in = [own, *([with_vocabulary(speed.anchor)] if speed.fraction else [])], str(speed), is_base
+        if estimates := _estimates(speed, architecture, predictor):
+            asked = estimates[1] if speed.fraction else estimates[0]
+            assert asked is not None
+            interval, probability = asked.interval(budget.confidence), asked.probability_above(speed.at_least)
+            return speed_check(
+                name, speed, asked.median, interval, probability, budget.confidence, predictor.source, is_base=is_base
+            )
+    counts = "the base counts as feasible" if let_in else "counts as infeasible"
+    missing = _missing(predictor, models)
+    why = f": not in the table: {missing}" if missing else ""
+    return Check(
+        name=name,
+        value=None,
+        limit=limit,
+        violation=0.0 if let_in else BARELY,
+        verdict="undecided",
+        probability=0.5,
+        source=predictor.source,
+        words=f"{name}: undecided{why} ({predictor.source}; {counts})",
+    )
+
+
+def _missing(predictor: Predictor, architectures: Sequence[Architecture]) -> str:
+    """Return the parts that the table lacks, in words."""
+    lacking = {part for x in architectures for part in predictor.table.missing(x)}
+    words = {
+        part: f"{letter}: {x.mixers[letter].type}, {x.mixers[letter].options.shape()}"
+        for x in architectures
+        for letter in x.pattern
+        if (part := part_of(x, letter)) in lacking
+    }
+    return "; ".join(sorted(words.get(part, part) for part in lacking))
 
 
 def _add_measured(

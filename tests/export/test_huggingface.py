@@ -478,7 +478,9 @@ class TestCard:
             "violation": -0.1,
             "verdict": "feasible",
         }
-        winner["checks"] = [{**check, "probability": 1.0, "source": "formula", "words": ""}]
+        unknown = {"name": "peak_memory", "value": None, "verdict": "undecided", "probability": 0.5}
+        formula = {**check, "probability": 1.0, "source": "formula", "words": ""}
+        winner["checks"] = [formula, {**formula, **unknown, "source": "predicted"}]
         write_huggingface(architecture("M"), tmp_path / "model", evidence=evidence)
         card = (tmp_path / "model" / "README.md").read_text()
         assert f"| command | `{evidence['command']}` |" in card
@@ -488,3 +490,4 @@ class TestCard:
             "s3 accuracy @128 | 0.9999 [0.9997, 1] | +0.7967 [+0.7926, +0.8008] | 1000: 1, 1001: 1, 1002: 0.99" in card
         )
         assert "| parameters | 87,248 | at most 100k | feasible (P 1) | formula |" in card
+        assert "| peak_memory | unknown | at most 100k | undecided (P 0.5) | predicted |" in card

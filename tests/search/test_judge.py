@@ -192,6 +192,22 @@ def test_another_cards_table_answers_for_that_card_alone(parse, table):
     assert found.figures["warning"] == "predicted for another machine, X"
 
 
+@pytest.mark.parametrize("speed", [{"at_least": 0.94, "of": "base"}, {"at_least": 50}])
+def test_what_another_cards_table_lacks_is_named_and_no_figure_made_up(parse, tmp_path, speed):
+    base = parse().base
+    table_for([base]).save(tmp_path / "t.json")
+    foreign = Table(path=tmp_path / "t.json", warning="predicted for another machine, X", foreign_card=True)
+    limits = budget(parse, train_tokens_per_second=speed, peak_memory={"at_most": 7e9})
+    found = decide(limits, base.with_pattern("M2AM2A"), {"train": foreign}, NEVER)
+    for name in ("train_tokens_per_second", "peak_memory"):
+        check = found.checks[name]
+        assert (check.verdict, check.value) == ("undecided", None)
+        assert check.violation > 0
+        assert check.words.startswith(f"{name}: undecided: not in the table: M: m2rnn, 4 heads")
+        assert check.words.endswith("; counts as infeasible)")
+    assert found.figures is None
+
+
 def test_the_anchor_itself_needs_no_measuring(parse):
     base = parse().base
     limits = budget(parse, train_tokens_per_second={"at_least": 0.94, "of": "base"})

@@ -130,11 +130,15 @@ def _budget(winner: Mapping[str, Any]) -> str:
     if not winner["checks"]:
         return "The study had no budget that its candidates had to keep within.\n"
     rows = [
-        (x["name"], f"{x['value']:,.6g}", x["limit"], f"{x['verdict']} (P {x['probability']:.2g})", x["source"])
+        (x["name"], _value(x["value"]), x["limit"], f"{x['verdict']} (P {x['probability']:.2g})", x["source"])
         for x in winner["checks"]
     ]
     head = ("limit", "value", "must be", "verdict", "source")
     return f"The winner against the study's budget:\n\n{_table(head, rows)}"
+
+
+def _value(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.6g}"
 
 
 def _estimate(estimate: Mapping[str, Any] | None, sign: str = "") -> str:
