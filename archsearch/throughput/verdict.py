@@ -4,7 +4,7 @@ Who looks after every round and stops once the answer is sure is wrong more ofte
 So the evidence here is a test martingale: a bet, from a stake of 1, on which side of a target the next round falls.
 If the median lies on the other side, the chance that its wealth ever reaches 1 / alpha is at most alpha (Ville's
 inequality), whenever one stops. It asks nothing of the noise but that rounds are independent: stalls and long tails
-cannot mislead it, for a round counts by its side alone.
+cannot mislead it, for a round counts by its side alone. Rounds that are like their neighbours mislead it more often.
 """
 
 from __future__ import annotations
