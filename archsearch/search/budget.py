@@ -11,6 +11,7 @@ from typing import Any
 from archsearch.architecture import Architecture, resolve
 from archsearch.config import ConfigError, Where, fill, quantity
 from archsearch.search.keys import check_name
+from archsearch.throughput.cost_table import BLOCKS, PRECISIONS
 
 STATE_BYTES = 4  # recurrent states are kept in float32
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -155,9 +156,9 @@ def parse_budget(values: Mapping[str, Any], base: Architecture, where: Where) ->
             raise (where / name).error(f"must be positive and finite; got {getattr(written, name)}")
     if not 0.5 < written.confidence < 1:
         raise (where / "confidence").error(f"must lie between 0.5 and 1; got {written.confidence}")
-    if written.precision not in ("fp32", "bf16", "fp16"):
+    if written.precision not in PRECISIONS:
         raise (where / "precision").error(f"must be fp32, bf16 or fp16; got {written.precision!r}")
-    check_name(written.blocks, ("eager", "compile", "cuda_graphs"), "way to run blocks", where / "blocks")
+    check_name(written.blocks, BLOCKS, "way to run blocks", where / "blocks")
     return Budget(
         parameters=_exact(written.parameters, "parameters", base, written.precision, where / "parameters"),
         state_bytes=_exact(written.state_bytes, "state_bytes", base, written.precision, where / "state_bytes"),

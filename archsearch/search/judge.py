@@ -12,6 +12,7 @@ from archsearch.search.budget import SPEEDS, Budget, Check, Throughput, hold
 from archsearch.search.measures import Figure, measured_figure, predicted_figure
 from archsearch.throughput.cost_table import CostTable, load_table, part_of, with_vocabulary
 from archsearch.throughput.predict import Estimate, MissingPartsError, Predictor
+from archsearch.throughput.verdict import verdict_of
 
 if TYPE_CHECKING:
     from archsearch.throughput.measure import Measurement
@@ -144,11 +145,8 @@ def speed_check(
 
     An undecided one is refused, by the lower bound of its interval; the base is let in.
     """
-    verdict = "undecided"
-    if probability >= confidence:
-        verdict = "feasible"
-    elif probability <= 1 - confidence:
-        verdict = "infeasible"
+    verdict = verdict_of(probability, confidence)
+    assert verdict is not None
     violation = 1 - (interval[0] if verdict == "undecided" else value) / limit.at_least
     let_in = verdict == "feasible" or (verdict == "undecided" and is_base)
     return Check(

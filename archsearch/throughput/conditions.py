@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from archsearch.config import ConfigError
+from archsearch.throughput import cost_table
 from archsearch.throughput.cost_table import BLOCKS, MODES
 
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = dict(zip(cost_table.PRECISIONS, (None, torch.bfloat16, torch.float16), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
