@@ -10,7 +10,6 @@ import pytest
 
 from archsearch.architecture import Architecture, resolve
 from archsearch.config import ConfigError, Where
-from archsearch.throughput import conditions, cost_table
 from archsearch.throughput.cost_table import (
     Anchor,
     Cost,
@@ -143,10 +142,6 @@ def test_a_damaged_entry_is_named(tmp_path, place, value, said):
     path.write_text(json.dumps(plain))
     with pytest.raises(ConfigError, match=re.escape(f"{path}: {said}")):
         load_table(path)
-
-
-def test_the_precisions_are_those_that_can_be_timed():
-    assert set(cost_table.PRECISIONS) == set(conditions.PRECISIONS)
 
 
 @pytest.mark.parametrize(
